@@ -1,9 +1,8 @@
 """An archive of the classes that the JVM loads for the jobs, which `pipeline.jobs.rehearsal` writes.
 
 To read, check and link 15,800 classes of Spark takes a JVM some ten seconds. With the archive, it maps them (class data
-sharing, JEP 350). It compares the archive with itself and with Spark's files, and goes on
-without it where they differ; so an archive can be too old, but not wrong. It must be whole: the JVM reads one that was
-cut off, and crashes.
+sharing, JEP 350). It compares the archive with itself and with Spark's files, and goes on without it where they differ;
+so an archive can be too old, but not wrong. It must be whole: the JVM reads one that was cut off, and crashes.
 """
 
 import os

@@ -196,9 +196,17 @@ class _Journal:
             columns[name] = pa.repeat(value, count)
         index = batch.schema.get_field_index("record")
         if wanted and index >= 0:
-            states = pc.indices_nonzero(pc.equal(batch.column("op"), "stateSet")).to_pylist()
-            columns |= records.columns_of(batch.column(index).to_pylist(), wanted, states)
+            columns |= records.columns_of(batch.column(index).to_pylist(), wanted, _states(batch))
         return rows.batch_of(columns, count, schema)
+
+
+def _states(batch: pa.RecordBatch) -> list[int]:
+    """The places of rows whose record is the state of a session."""
+    index = batch.schema.get_field_index("op")
+    if index < 0:
+        return []
+    found: list[int] = pc.indices_nonzero(pc.equal(batch.column(index), "stateSet")).to_pylist()
+    return found
 
 
 class JournalReader(_Journal, DataSourceReader):

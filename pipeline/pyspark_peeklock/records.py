@@ -29,9 +29,11 @@ def columns_of(
     """Those of COLUMNS that are wanted; null where there is no record. At the places of `states` is no record of a
     message, but the state of a session, which is a body as it is. Raises JournalRefused for a broken record.
     """
-    records = list(stored)
-    for place in states:
-        records[place] = None
+    records = stored
+    if states:
+        records = list(stored)
+        for place in states:
+            records[place] = None
     unpack = LAYOUT.unpack_from
     found: dict[str, list[Any]] = {name: [] for name in COLUMNS & wanted}
     bodies, properties = found.get("body"), found.get("applicationProperties")

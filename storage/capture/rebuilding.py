@@ -15,7 +15,7 @@ import pyarrow as pa
 from xxhash import xxh3_128_digest
 
 from storage.capture.survey import MOVED, Mark, QueueName, Survey, to_ms
-from storage.journal.events import ELSEWHERE
+from storage.journal.events import ELSEWHERE, ENTERING, LEAVING, Op, name_of
 from storage.journal.schema import SUB_QUEUES
 from storage.queue_ids import Part, entity_of, part_of, queue_id_of
 from storage.records import (
@@ -62,12 +62,10 @@ _NO_MESSAGE: Final = 0  # the message id of entries whose bodies the capture doe
 _BYTES: Final = 3  # the place of a queue's bytes in its counts
 _UNDEFINED: Final = 1 << 28  # entities without a definition get ids from here on, while rows are replayed
 _PARTS: Final = {name: part for part, name in SUB_QUEUES.items()}
-_ENTERING: Final = {"enqueued", "scheduled"}
-_LEAVING: Final = {
-    "completed", "deadlettered", "expired", "purged", "cancelled", "activated", "forwarded", "published", "quarantined",
-    "moved",
-}  # fmt: skip
-_STATES: Final = {"stateSet", "stateCleared"}
+_ENTERING: Final = frozenset(map(name_of, ENTERING))
+_LEAVING: Final = frozenset(map(name_of, LEAVING))
+_STATE_SET: Final = name_of(Op.STATE_SET)
+_STATES: Final = {_STATE_SET, name_of(Op.STATE_CLEARED)}
 _UNCHANGING: Final = {"delivered", "released"}
 _COLUMNS: Final = [
     "eventTime", "op", "entity", "subQueue", "sequenceNumber", "deliveryCount", "reason", "originEntity",
@@ -236,7 +234,7 @@ class Rebuilder:
             return
         self._store.delete(Table.SESSIONS, key)
         self._store.delete(Table.SESSION_STATES, key)
-        if row["op"] == "stateSet":
+        if row["op"] == _STATE_SET:
             self._unknown_states.add(key)
 
     def _drop_staged(self, number: int) -> None:

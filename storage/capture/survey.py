@@ -215,8 +215,8 @@ class _Surveying:
                 )
             elif row["originEntity"] is not None:
                 self._mark(cut.partition, row)
-        comes = pc.and_(pc.is_in(op, _ENTERING), pc.equal(reason, MOVED))
         is_moved = pc.equal(reason, MOVED)
+        comes = pc.and_(pc.is_in(op, _ENTERING), is_moved)
         entering = pc.and_(pc.is_in(op, _ENTERING), pc.invert(comes))
         entering = pc.and_(entering, pc.not_equal(reason, "restored"))
         for entity, sub_queue, number in _by_queue(batch.filter(entering), "min"):

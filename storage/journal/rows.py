@@ -18,7 +18,16 @@ from storage.journal.events import LEAVING, Hint, Op, name_of
 from storage.journal.queues import Mode, Queue, Queues
 from storage.journal.schema import SCHEMA, UNEXPLAINED
 from storage.log.changes import Operation
-from storage.records import ENTRY_BYTES, NEVER, STAGED_PREFIX, STATE_AT, Field, Place, unpack_session_key
+from storage.records import (
+    ENTRY_BYTES,
+    NEVER,
+    STAGED_PREFIX,
+    STATE_AT,
+    CorruptRecord,
+    Field,
+    Place,
+    unpack_session_key,
+)
 from storage.store import Table
 
 _DESCRIPTION: Final = "DeadLetterErrorDescription"
@@ -360,8 +369,11 @@ class Rows:
         self._run(time_ms, _NAMES[Op.STAGED], queue, None, [None], None, first_message=first)
 
     def _state(self, time_ms: int, key: bytes, value: bytes | None, why: Mapping[int, str]) -> None:
-        """`why`: by queue."""
-        queue_id, session_id = unpack_session_key(key)
+        """`why`: by queue. Raises ValueError for a malformed key."""
+        try:
+            queue_id, session_id = unpack_session_key(key)
+        except CorruptRecord as error:
+            raise ValueError(str(error)) from None
         queue = self._queues.at(queue_id)
         if queue.mode is Mode.OFF:
             return

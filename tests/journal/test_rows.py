@@ -394,6 +394,12 @@ def test_states_of_sessions():
     assert rows_of(*frames, mode=Mode.OFF) == []
 
 
+@pytest.mark.parametrize("key", [b"", b"\0" * 5, session_key(ACTIVE, b"a") + b"b", session_key(ACTIVE, b"\xff")])
+def test_a_malformed_key_of_a_session_is_a_malformed_event(key):
+    with pytest.raises(ValueError, match=r"session key|utf-8"):
+        rows_of((1, [(Operation.PUT, Table.SESSION_STATES, ((key, encode_state(b"x")),))], [NAMED]))
+
+
 def test_the_page_of_rows_has_all_ops_and_columns():
     page = (Path(__file__).parents[2] / "docs" / "journal.md").read_text()
     ops, columns = page.split("## Columns")

@@ -95,6 +95,8 @@ def _journal(core: Core, key: bytes, value: bytes) -> None:
 
 def _journal_states(core: Core, rows: Sequence[Sequence[Any]]) -> None:
     """Those of SESSION_STATES are about to be written or deleted."""
+    if not core.journal.is_on:
+        return
     for queue_id in sorted(
         {int.from_bytes(key[:4], "big") for table, key, _, _ in rows if table == Table.SESSION_STATES}
     ):
