@@ -28,7 +28,7 @@ from pipeline.jobs import checksum, identities, moves, plots, running, verdicts
 from pipeline.jobs.ledger import NAMES, LedgerError, kept, normalized, read, until
 from pipeline.jobs.offsets import Offsets, offsets_of
 from pipeline.jobs.queues import names_of, newest_of
-from pipeline.jobs.report import Report, Section, Table
+from pipeline.jobs.report import Report, Section, Table, labels
 from pipeline.jobs.verdicts import FAULTS, VERDICTS, Judged, Snapshot
 
 SHOWN_ROWS = 200
@@ -171,17 +171,25 @@ def report(found: Audit, numbers: Summary, snapshot_given: bool) -> Report:
     faults_by_entity: dict[str, dict[str, float]] = {}
     worst = (
         found.verdicts.filter(F.col("verdict").isin(*FAULTS))
-        .groupBy("entity", "verdict")
+        .groupBy("namespace", "entity", "verdict")
         .agg(F.sum("messages").alias("messages"))
         .sort(F.desc("messages"))
         .head(60)
     )
+    busiest = (
+        found.verdicts.groupBy("namespace", "entity", "subQueue")
+        .agg(F.sum("messages").alias("messages"))
+        .sort(F.desc("messages"), "namespace", "entity")
+        .head(12)
+    )
+    names = labels((row.namespace, row.entity) for row in (*worst, *busiest))
     for row in worst:
-        faults_by_entity.setdefault(row.entity, {})[row.verdict.replace("_", " ")] = row.messages
-    busiest = found.verdicts.groupBy("entity", "subQueue").agg(F.sum("messages").alias("messages"))
+        faults_by_entity.setdefault(names[row.namespace, row.entity], {})[row.verdict.replace("_", " ")] = row.messages
     flow = {
-        row.entity if row.subQueue == "active" else f"{row.entity} ({row.subQueue})": {"messages": row.messages}
-        for row in busiest.sort(F.desc("messages"), "entity").head(12)
+        names[row.namespace, row.entity] + ("" if row.subQueue == "active" else f" ({row.subQueue})"): {
+            "messages": row.messages
+        }
+        for row in busiest
     }
     drawn = [plots.bars("Messages by queue", flow, "messages")] if flow else []
     if faults_by_entity:

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pipeline.jobs import plots, running
 from pipeline.jobs.fingerprints import fingerprint, masked, text_of
 from pipeline.jobs.ledger import LedgerError, captured_files, kept, normalized, read
-from pipeline.jobs.report import Report, Section, Table
+from pipeline.jobs.report import Report, Section, Table, labels
 from pyspark_peeklock.errors import JournalRefused
 from pyspark_peeklock.records import columns_of
 
@@ -141,9 +141,10 @@ def report(summed: DataFrame, waiting: DataFrame, alike: DataFrame) -> Report:
         .sort(F.desc("messages"), "namespace", "entity", "reason")
         .collect()
     )
+    names = labels((cell.namespace, cell.entity) for cell in cells)
     by_entity: dict[str, dict[str, float]] = {}
     for cell in cells:
-        parts = by_entity.setdefault(cell.entity, {})
+        parts = by_entity.setdefault(names[cell.namespace, cell.entity], {})
         parts[cell.reason] = parts.get(cell.reason, 0) + cell.messages
     seconds = F.unix_seconds("hour").alias("seconds")
     hours = summed.groupBy(seconds, "reason").agg(F.sum("messages").alias("messages")).collect()

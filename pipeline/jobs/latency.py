@@ -7,7 +7,7 @@ null: all hours) and `measure` ("delivered", "completed"): `messages`, the perce
 by approximation (`approx50`, ...), and `longest`, all in milliseconds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from pyspark.sql import DataFrame
@@ -15,13 +15,14 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from pipeline.jobs import plots, running
 from pipeline.jobs.ledger import has_place, kept, normalized, read
-from pipeline.jobs.report import Report, Section, Table
+from pipeline.jobs.report import Report, Section, Table, labels
 
 MEASURES: Final = ("delivered", "completed")
 _SHARES: Final = {50: 0.5, 95: 0.95, 99: 0.99}
 _ACCURACY = 10_000  # of approx_percentile: the rank is wrong by at most 1/10,000 of the messages
 _PLACE = ("namespace", "partition", "epoch", "entity", "entityId", "subQueue", "sequenceNumber")
-_SHOWN_ENTITIES = 20
+_SHOWN_ENTITIES, _DRAWN_ENTITIES, _LINES = 20, 12, 6
+_WHOLE_MS = 100
 
 
 def waits(ledger: DataFrame, sub_queues: Sequence[str] = ("active",)) -> DataFrame:
@@ -86,23 +87,14 @@ def report(found: DataFrame) -> Report:
     sections = []
     for measure in MEASURES:
         own = [row for row in overall if row.measure == measure]
-        names = [(row.namespace, row.entity) for row in own[:6]]
-        hours = found.filter((F.col("measure") == measure) & F.col("hour").isNotNull()).select(
-            "namespace", "entity", F.unix_seconds("hour").alias("seconds"), "p50", "p95", "p99"
-        )
+        names = labels((row.namespace, row.entity) for row in own)
         drawn = []
-        if names:
-            wanted = hours.filter(F.col("entity").isin([entity for _, entity in names])).collect()
-            times = running.hours_between([row.seconds for row in wanted])
-            axis = [running.hour_of(seconds) for seconds in times]
-            for share in ("p50", "p99"):
-                series = {}
-                for namespace, entity in names:
-                    by_time = {
-                        row.seconds: row[share] for row in wanted if (row.namespace, row.entity) == (namespace, entity)
-                    }
-                    series[entity] = [by_time.get(seconds) for seconds in times]
-                drawn.append(plots.lines(f"{share} until {measure}, by hour", axis, series, "ms", log=True))
+        if own:
+            percentiles = {
+                names[row.namespace, row.entity]: {"p50": row.p50, "p95": row.p95, "p99": row.p99}
+                for row in own[:_DRAWN_ENTITIES]
+            }
+            drawn = [plots.points(f"Until {measure}, by entity", percentiles, "ms"), *_by_hour(found, measure, names)]
         table = Table(
             f"Milliseconds from enqueued to {'the first delivery' if measure == 'delivered' else 'completion'}",
             (
@@ -122,13 +114,8 @@ def report(found: DataFrame) -> Report:
                     row.namespace,
                     row.entity,
                     row.messages,
-                    row.p50,
-                    row.p95,
-                    row.p99,
-                    row.longest,
-                    row.approx50,
-                    row.approx95,
-                    row.approx99,
+                    *map(_rounded, (row.p50, row.p95, row.p99, row.longest)),
+                    *map(_rounded, (row.approx50, row.approx95, row.approx99)),
                 )
                 for row in own[:_SHOWN_ENTITIES]
             ],
@@ -137,6 +124,35 @@ def report(found: DataFrame) -> Report:
         sections.append(Section(f"Until {measure}", "", drawn, [table]))
     text = f"{messages:,} messages were delivered." if messages else "No message was delivered within the ledger."
     return Report("Delivery latency", text, "plain", [("Entities", len({row.entity for row in overall}))], sections)
+
+
+def _by_hour(found: DataFrame, measure: str, names: Mapping[tuple[str, str], str]) -> list[str]:
+    """Lines of the first of `names`, or none if the ledger is of one hour."""
+    shown = dict(list(names.items())[:_LINES])
+    rows = (
+        found.filter((F.col("measure") == measure) & F.col("hour").isNotNull())
+        .filter(F.col("entity").isin([entity for _, entity in shown]))
+        .select("namespace", "entity", F.unix_seconds("hour").alias("seconds"), "p50", "p99")
+        .collect()
+    )
+    wanted = {(row.namespace, row.entity, row.seconds): row for row in rows if (row.namespace, row.entity) in shown}
+    times = running.hours_between([seconds for _, _, seconds in wanted])
+    if len(times) < 2:
+        return []
+    drawn = []
+    for share in ("p50", "p99"):
+        series = {
+            label: [row and row[share] for row in (wanted.get((*place, seconds)) for seconds in times)]
+            for place, label in shown.items()
+        }
+        title = f"{share} until {measure}, by hour"
+        drawn.append(plots.lines(title, [running.hour_of(seconds) for seconds in times], series, "ms", log=True))
+    return drawn
+
+
+def _rounded(milliseconds: float) -> float:
+    """Whole ones where a fraction tells nothing."""
+    return round(milliseconds) if milliseconds >= _WHOLE_MS else milliseconds
 
 
 def _job(arguments: Sequence[str]) -> int:

@@ -11,7 +11,7 @@ import matplotlib as mpl
 from markupsafe import escape
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator
 
 from pipeline.jobs.report import shown
 
@@ -43,6 +43,8 @@ _STYLE: Final[dict[Any, Any]] = {
 }
 _MAX_LABEL_CHARACTERS: Final = 34
 _LEGEND_CHARACTERS, _SAMPLE_CHARACTERS = 84, 7  # in a line of a legend, and what the sample of a colour takes
+# Between the ends of a logarithmic axis: below the first it is ticked as others, above the second at powers of 10 only.
+_FEW_TICKS_FACTOR, _MANY_TICKS_FACTOR = 8, 3000
 _AROUND_ONE_TIME: Final = timedelta(hours=1)
 
 
@@ -85,9 +87,10 @@ def lines(
             axes.plot(times, heights, color=colour, label=_label(name), marker="o", markersize=3, linewidth=1.5)
         if log and any(value for values in series.values() for value in values):
             axes.set_yscale("log")
+            _tick_powers(axes.yaxis)
         else:
             axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_formatter(lambda value, _: _short(value))
+            axes.yaxis.set_major_formatter(lambda value, _: _short(value))
         if len(times) == 1:
             axes.set_xlim(times[0] - _AROUND_ONE_TIME, times[0] + _AROUND_ONE_TIME)
         locator = AutoDateLocator(maxticks=6)
@@ -99,6 +102,48 @@ def lines(
         if len(series) > 1:
             _legend(figure, series)
         return _svg(figure, title)
+
+
+def points(title: str, values: Mapping[str, Mapping[str, float]], unit: str) -> str:
+    """A line for each key of `values`, with a point for each of its named values, on a logarithmic scale.
+
+    Values of 0 are drawn at its lower end, where the smallest of the others is not.
+    """
+    names = list(dict.fromkeys(name for each in values.values() for name in each))
+    above = [value for each in values.values() for value in each.values() if value > 0] or [1.0]
+    least = min(above) / 2
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(5.6, 1.2 + 0.3 * max(len(values), 3)), layout="constrained")
+        axes = figure.subplots()
+        rows = range(len(values))
+        drawn = [[max(value, least) for value in each.values()] for each in values.values()]
+        axes.hlines(rows, [min(each) for each in drawn], [max(each) for each in drawn], color=_LINE, linewidth=3)
+        for index, name in enumerate(names):
+            having = [row for row, each in zip(rows, values.values(), strict=True) if name in each]
+            widths = [max(each[name], least) for each in values.values() if name in each]
+            axes.plot(widths, having, "o", color=_SERIES[index % len(_SERIES)], label=name, markersize=6)
+        axes.set_yticks(rows, [_label(key) for key in values])
+        axes.set_ylim(max(len(values), 3) - 0.5, -0.5)
+        axes.set_xscale("log")
+        axes.set_xlim(least / 1.2, max(above) * 1.5)
+        _tick_powers(axes.xaxis)
+        axes.set_xlabel(unit)
+        axes.xaxis.grid(True)
+        axes.set_axisbelow(True)
+        axes.set_title(shown(title))
+        _legend(figure, names)
+        return _svg(figure, title)
+
+
+def _tick_powers(axis: Any) -> None:
+    """Of a logarithmic axis: label 1, 10, 100, ..., and 2 and 5 times these if they are few, or round numbers."""
+    low, high = sorted(axis.get_view_interval())
+    if high / low < _FEW_TICKS_FACTOR:
+        axis.set_major_locator(MaxNLocator(5))
+    else:
+        axis.set_major_locator(LogLocator(subs=(1.0,) if high / low > _MANY_TICKS_FACTOR else (1.0, 2.0, 5.0)))
+    axis.set_major_formatter(lambda value, _: _short(value))
+    axis.set_minor_locator(FixedLocator([]))
 
 
 def _legend(figure: Figure, names: Iterable[str]) -> None:

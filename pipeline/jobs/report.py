@@ -1,7 +1,7 @@
 """The page of a job's results: one file of HTML that needs nothing else, for screens of any size, and for print."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
@@ -60,6 +60,13 @@ def shown(value: Any) -> str:
         return value.strftime("%Y-%m-%d %H:%M:%S")
     text = _NOT_PRINTED.sub("\ufffd", str(value))
     return text if len(text) <= MAX_CELL_CHARACTERS else f"{text[:MAX_CELL_CHARACTERS]}…"
+
+
+def labels(places: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """Of namespaces and entities: the entity alone, or with its namespace where there are several of these."""
+    found = list(places)
+    several = len({namespace for namespace, _ in found}) > 1
+    return {place: f"{place[1]} ({place[0]})" if several else place[1] for place in found}
 
 
 def heading(name: str) -> str:

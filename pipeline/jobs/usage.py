@@ -29,7 +29,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pipeline.jobs import plots, running
 from pipeline.jobs.identities import is_accepted
 from pipeline.jobs.ledger import kept, normalized, read
-from pipeline.jobs.report import Report, Section, Table
+from pipeline.jobs.report import Report, Section, Table, labels
 
 OPERATION_BYTES: Final = 64 << 10
 # The names that a pairing gives its backlog queues: of the primary, then this, then an index.
@@ -143,21 +143,24 @@ def report(used: DataFrame, drained: DataFrame, prices: Prices | None) -> Report
     days = used.groupBy("day").agg(*(F.sum(name).alias(name) for name in counts)).sort("day").collect()
     total = {name: sum(row[name] or 0 for row in days) for name in counts}
     priced = "Cost" if prices is None else f"Cost ({prices.currency})"
-    columns = ("Sends", "Receives", "Of the sends pings", "Bytes sent", "Bytes received", "Operations", priced)
+    columns = ("Sends", "Receives", "Pings among sends", "Bytes sent", "Bytes received", "Operations", priced)
     drawn = []
     if entities:
-        busiest = {row.entity: {"sends": row.sends, "receives": row.receives} for row in entities[:12]}
-        drawn.append(plots.bars("Operations by entity", busiest, "messages"))
+        names = labels((row.namespace, row.entity) for row in entities)
+        busiest = {
+            names[row.namespace, row.entity]: {"sends": row.sends, "receives": row.receives} for row in entities[:12]
+        }
+        drawn.append(plots.bars("Sends and receives by entity", busiest, "messages"))
         drawn.append(
             plots.bars(
-                "Operations by day",
+                "Sends and receives by day",
                 {str(row.day): {"sends": row.sends, "receives": row.receives} for row in days[-14:]},
                 "messages",
             )
         )
     lines = drained.sort("namespace", "entity", "day").collect()
     moved = sum(row.syphoned for row in lines)
-    names = ("sendBacklog", "receiveBacklog", "sendPrimary", "receivePrimary", "operations")
+    steps = ("sendBacklog", "receiveBacklog", "sendPrimary", "receivePrimary", "operations")
     sections = [
         Section(
             "Entities",
@@ -196,7 +199,7 @@ def report(used: DataFrame, drained: DataFrame, prices: Prices | None) -> Report
                         "Operations",
                     ),
                     [
-                        (row.namespace, row.entity, str(row.day), row.syphoned, *(row[name] for name in names))
+                        (row.namespace, row.entity, str(row.day), row.syphoned, *(row[name] for name in steps))
                         for row in lines[:_SHOWN]
                     ],
                     total=len(lines),

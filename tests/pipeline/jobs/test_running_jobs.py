@@ -18,7 +18,7 @@ from tests.pipeline.ledgers import PRESENT, History
 pytest.importorskip("pyspark")
 
 from pipeline.jobs import JOBS, TELLS, audit, dead_letters, latency, plots, usage
-from pipeline.jobs.report import MAX_CELL_CHARACTERS, Report, Section, Table, heading, render, shown
+from pipeline.jobs.report import MAX_CELL_CHARACTERS, Report, Section, Table, heading, labels, render, shown
 
 HOSTILE = "<script>alert('x')</script>&\"\x00\u202e$x$"
 ROOT = Path(__file__).parents[3]
@@ -226,6 +226,42 @@ def test_plots_of_any_values_are_svg_in_the_colours_of_the_page(values):
     assert not re.search(r"#0[0a]0[0a]0[0-9a]", drawn)
     assert "var(--series-1)" in drawn
     assert drawn == plots.lines(HOSTILE, times, {HOSTILE: values, "b": values}, "ms", log=True)
+
+
+@pytest.mark.parametrize("values", [(0.0, 0.0), (300.0, 4000.0), (41.0, 43.0), (5.0, 5e6), (0.0, 1e12)])
+def test_logarithmic_axes_are_labelled_as_people_write_numbers(values):
+    times = [ledgers.START, ledgers.START.replace(hour=9)]
+    over_time = plots.lines("Latency", times, {"a": values}, "ms", log=True)
+    by_name = plots.points("Latency", {HOSTILE: {"p50": values[0], "p99": values[1]}, "b": {"p50": 1.0}}, "ms")
+    for drawn in (over_time, by_name):
+        texts = [text.strip() for text in re.findall("<text [^>]*>([^<]*)</text>", drawn)]
+        assert not any("\\" in text or "{" in text for text in texts)
+        assert len([text for text in texts if re.fullmatch(r"\d+(\.\d+)?[kMG]?", text)]) >= 2
+    assert "<script" not in by_name
+    assert "var(--series-2)" in by_name
+
+
+def test_entities_of_one_name_are_told_apart_by_their_namespaces():
+    assert labels([("a", "orders"), ("b", "orders"), ("a", "x")]) == {
+        ("a", "orders"): "orders (a)",
+        ("b", "orders"): "orders (b)",
+        ("a", "x"): "x (a)",
+    }
+    assert labels([("a", "orders"), ("a", "x")]) == {("a", "orders"): "orders", ("a", "x"): "x"}
+
+
+@pytest.mark.parametrize("job", [latency, usage])
+def test_pages_draw_each_of_several_namespaces(spark, tmp_path, job):
+    histories = [History(partitions=1, namespace=name) for name in ("east", "west")]
+    for history in histories:
+        place = history.send("orders")
+        history.use(place)
+        history.end(place)
+    ledgers.write(tmp_path / "ledger", [row for history in histories for row in history.rows])
+    assert job.main(["--ledger", str(tmp_path / "ledger"), "--output", str(tmp_path / "out")]) == 0
+    text = page_of(tmp_path / "out").text
+    assert "orders (east)" in text
+    assert "orders (west)" in text
 
 
 def test_columns_have_names_for_people():
