@@ -134,8 +134,8 @@ def restore(source: Path, data_directory: Path) -> int:
 
 
 @contextmanager
-def new_data_directory(path: Path, partitions: int) -> Iterator[Path]:
-    """Let the block make the stores of all partitions in the directory `path`, missing or empty, which it has locked.
+def new_data_directory(path: Path, description: Description) -> Iterator[Path]:
+    """Let the block make the stores of its partitions in the directory `path`, missing or empty, which it has locked.
 
     A broker refuses the directory until the block has ended. If the block fails, nothing is left of them. If the
     process is killed meanwhile, a file says so, and the next call begins anew. Raises TargetNotEmpty,
@@ -163,7 +163,7 @@ def new_data_directory(path: Path, partitions: int) -> Iterator[Path]:
             (path / LOCK_FILE).unlink()
             raise
         sync_directory(path / PARTITIONS)
-        write_file(path / DESCRIPTION_FILE, Description(partitions).to_json())
+        write_file(path / DESCRIPTION_FILE, description.to_json())
         marker.unlink()
         sync_directory(path)
         sync_directory(path.parent)

@@ -152,6 +152,15 @@ ClusterWorkersOption = Annotated[
     str | None,
     typer.Option("--workers", metavar="HOST:PORT,...", help="Addresses of all workers.", show_default=False),
 ]
+JournalsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--journals",
+        metavar="HOST:PORT,...",
+        help="Addresses of all workers' journals, in the same order.",
+        show_default=False,
+    ),
+]
 
 
 @app.command()
@@ -169,6 +178,15 @@ def worker(
         ),
     ] = None,
     workers: ClusterWorkersOption = None,
+    journal_listen: Annotated[
+        str | None,
+        typer.Option(
+            "--journal-listen",
+            metavar="HOST:PORT",
+            help="Where gateways reach the journal of this worker.",
+            show_default=False,
+        ),
+    ] = None,
     host: HostOption = None,
     ops_port: OpsPortOption = None,
     log_level: LogLevelOption = None,
@@ -182,6 +200,7 @@ def worker(
         partitions=partitions,
         listen=listen,
         workers=workers,
+        journal_listen=journal_listen,
         host=host,
         ops_port=ops_port,
         log_level=log_level,
@@ -192,6 +211,7 @@ def worker(
 def gateway(
     config: ConfigOption = None,
     workers: ClusterWorkersOption = None,
+    journals: JournalsOption = None,
     host: HostOption = None,
     amqp_port: AmqpPortOption = None,
     http_port: HttpPortOption = None,
@@ -205,6 +225,7 @@ def gateway(
         config,
         CLUSTER_FLAGS,
         workers=workers,
+        journals=journals,
         host=host,
         amqp_port=amqp_port,
         http_port=http_port,
@@ -333,6 +354,15 @@ def restore(
         bool,
         typer.Option("--allow-gaps", help="Restore what is known if the capture does not have everything."),
     ] = False,
+    partitions: Annotated[
+        str | None,
+        typer.Option(
+            "--partitions",
+            metavar="N,...",
+            help="Of a capture: these only, for a worker of several machines.",
+            show_default=False,
+        ),
+    ] = None,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
@@ -347,10 +377,10 @@ def restore(
 
         with _failures():
             settings = _load(config, data_dir=data_dir).settings
-            restore_capture(from_capture, settings, until, allow_gaps=allow_gaps)
+            restore_capture(from_capture, settings, until, partitions, allow_gaps=allow_gaps)
         return
-    if until is not None or allow_gaps:
-        raise typer.BadParameter("is for --from-capture", param_hint="--until, --allow-gaps")
+    if until is not None or allow_gaps or partitions is not None:
+        raise typer.BadParameter("is for --from-capture", param_hint="--until, --allow-gaps, --partitions")
     assert source is not None
     from storage.maintenance import restore as restore_backup
 

@@ -16,12 +16,15 @@ class CannotRead(MaintenanceError):
     """The capture cannot be read."""
 
 
-def restore_capture(url: str, settings: Settings, until: str | None, *, allow_gaps: bool) -> None:
+def restore_capture(
+    url: str, settings: Settings, until: str | None, partitions: str | None, *, allow_gaps: bool
+) -> None:
     """Raises MaintenanceError, DataDirectoryError, ConfigurationError, StoreError, OSError."""
     from broker.restoring.from_capture import Wishes, restore
     from storage.capture.errors import CaptureError
 
-    wishes = Wishes(None if until is None else _time(until), allow_gaps)
+    owned = settings.cluster.owned if partitions is None else _partitions(partitions)
+    wishes = Wishes(None if until is None else _time(until), allow_gaps, owned)
     with progress("rows") as bar:
         try:
             found = restore(
@@ -64,4 +67,14 @@ def _time(text: str) -> datetime:
         raise typer.BadParameter(
             f"{text!r} is no time with a time zone, such as 2026-01-31T07:30:00Z", param_hint="--until"
         )
+    return found
+
+
+def _partitions(text: str) -> tuple[int, ...]:
+    try:
+        found = tuple(map(int, text.split(",")))
+    except ValueError:
+        found = ()
+    if not found or min(found) < 0:
+        raise typer.BadParameter(f"{text!r} is no list of partitions, such as 0,1,2", param_hint="--partitions")
     return found

@@ -483,6 +483,11 @@ class Router:
             found = self._by_partition[partition] = WorkerConnection(f"of partition {partition}", self)
         return found
 
+    def number_of_worker(self, partition: int) -> int | None:
+        """The place among `workers` of the one that has the partition; None if none has said so yet."""
+        found = self._by_partition.get(partition)
+        return next((number for number, each in enumerate(self.workers) if each is found), None)
+
     def claim(self, worker: WorkerConnection, hello: Hello) -> str:
         """The worker says which partitions it has. Returns why they cannot be used; empty if they can."""
         for partition in hello.partitions:

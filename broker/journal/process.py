@@ -12,7 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from aiohttp import web
+
 from broker.child import Instructions, announce_ready
+from broker.cluster.tls import server_context
 from broker.gateway.reports import report_at
 from broker.gateway.running import keep_beating, serve_beside, set_at_sigterm
 from broker.journal.consumers import Consumers
@@ -20,6 +23,7 @@ from broker.journal.following import Follower, Retention
 from broker.journal.serving import Serving
 from broker.logging import get_logger
 from broker.metrics import process_usage
+from broker.settings.addresses import parse_address
 from broker.settings.config import ConfigurationError, Settings
 from broker.unix_socket import JOURNAL_SOCKET, listen_at
 from storage.journal.queues import Mode, Modes
@@ -43,7 +47,7 @@ class JournalProcess:
         self._consumers = Consumers(Path(), journal.hold_for)
         self.follower = Follower(
             Path(),
-            self._settings.worker_count,
+            self._settings.workers_here,
             Modes(Mode(journal.mode), modes),
             Retention(
                 journal.retention_hours * 3600.0,
@@ -109,12 +113,10 @@ class JournalProcess:
         try:
             await asyncio.to_thread(self.follower.open)
             reports = report_at(self._reports, self)
-            server = self._serving.server()
-            listening = await asyncio.get_running_loop().create_unix_server(
-                server, sock=listen_at(JOURNAL_SOCKET, BACKLOG)
-            )
         except OSError as error:
             raise ConfigurationError(f"the journal cannot be opened in data_dir: {error}") from error
+        server = self._serving.server()
+        listening = await self._listen(server)
         announce_ready()
         ending = threading.Event()
         following = asyncio.create_task(asyncio.to_thread(self.follower.run, ending))
@@ -127,3 +129,18 @@ class JournalProcess:
         await server.shutdown(1.0)
         reports.close()
         self.follower.close()
+
+    async def _listen(self, server: web.Server) -> asyncio.AbstractServer:
+        """For gateways: of this machine on a unix socket, else by TCP. Raises ConfigurationError."""
+        loop = asyncio.get_running_loop()
+        address, cluster = self._settings.cluster.journal_listen, self._settings.cluster
+        if address is None:
+            return await loop.create_unix_server(server, sock=listen_at(JOURNAL_SOCKET, BACKLOG))
+        host, port = parse_address(address)
+        try:
+            return await loop.create_server(server, host, port, ssl=server_context(cluster), backlog=BACKLOG)
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot listen on {address} for gateways that read the journal: {error.strerror or error}. "
+                "Free the port, or set cluster.journal_listen (--journal-listen) to another"
+            ) from error

@@ -84,6 +84,8 @@ class Windows:
     def _keep(self, partition: int, window: _Window, end_ms: int, numbers: Mapping[bytes, int]) -> None:
         if partition not in window.partitions:  # it was moved since
             partition = window.partitions[0]
+        if partition not in self._stores:
+            return
         seen = self._seen.get((partition, window.entity_id))
         if seen is None:
             seen = SeenIds(self._stores[partition], self._memory[partition], window.entity_id, self._now_ms)

@@ -16,7 +16,7 @@ from storage.capture.place import Place
 from storage.capture.reading import Captured
 from storage.capture.rebuilding import Rebuilder, Rebuilt
 from storage.capture.survey import Survey, slices, survey
-from storage.data_dir import partition_path
+from storage.data_dir import Description, partition_path
 from storage.findings import PartitionReport
 from storage.lmdb_store import DATA_FILE, LmdbStore
 from storage.maintenance import MaintenanceError, new_data_directory, verify_partition
@@ -37,7 +37,7 @@ class NoDefinitions(MaintenanceError):
 
 
 class DoesNotFit(MaintenanceError):
-    """The rows are of more partitions than the definitions say that there are."""
+    """The rows, or the wishes, are of more partitions than the definitions say that there are."""
 
 
 class Incomplete(MaintenanceError):
@@ -76,10 +76,14 @@ class Restored:
 
 @dataclass(frozen=True)
 class Wishes:
-    """`until`: the time of the cut, None is the end of what is captured. `allows_gaps`: restore what is known."""
+    """`until`: the time of the cut, None is the end of what is captured. `allows_gaps`: restore what is known.
+
+    `owned`: these partitions only, for a worker of several machines; all, if it is empty.
+    """
 
     until: datetime | None = None
     allows_gaps: bool = False
+    owned: tuple[int, ...] = ()
 
 
 def restore(
@@ -112,12 +116,18 @@ def restore(
             f"the capture has rows of partition {max(surveyed.cuts)}, and {found.source} says that there are "
             f"{found.partitions} partitions"
         )
+    owned = tuple(sorted(set(wishes.owned)))
+    if owned and owned[-1] >= found.partitions:
+        raise DoesNotFit(
+            f"there is no partition {owned[-1]}: {found.source} says that there are {found.partitions} partitions"
+        )
     if surveyed.missing and not wishes.allows_gaps:
         raise Incomplete(surveyed.missing)
     found = found.with_homes(surveyed.homes)
-    restored = Restored(captured.namespace, found.source, found.partitions, len(found.entities))
+    description = Description(found.partitions, owned=owned)
+    restored = Restored(captured.namespace, found.source, len(description.here), len(found.entities))
     restored.missing += surveyed.missing
-    with new_data_directory(data_directory, found.partitions) as directory:
+    with new_data_directory(data_directory, description) as directory:
         with ExitStack() as stores:
             opened = {
                 partition: stores.enter_context(
@@ -128,7 +138,7 @@ def restore(
                         create=True,
                     )
                 )
-                for partition in range(found.partitions)
+                for partition in description.here
             }
             _rebuild(captured, surveyed, found, opened, restored, now_ms, advance)
         if len(restored.missing) > len(surveyed.missing) and not wishes.allows_gaps:
@@ -164,19 +174,22 @@ def _rebuild(
         found.write(store)
     entities, windows = entities_of(found.entities), Windows(found.entities, stores, now_ms)
     rows_at_once = _rows_at_once(captured)
-    for partition, store in stores.items():
-        rebuilder = Rebuilder(store, partition, entities, surveyed)
+    for partition in sorted({*stores, *surveyed.cuts}):
+        # Of others, too: entities that are here now may have been there, with their windows of duplicate detection.
+        rebuilder = Rebuilder(stores[partition], partition, entities, surveyed) if partition in stores else None
         cut = surveyed.cuts.get(partition)
         for each in [] if cut is None else cut.before():
             for first, end in slices(each, rows_at_once):
                 for batch in captured.batches(partition, each.epoch, first, end):
-                    rebuilder.add(batch)
+                    if rebuilder is not None:
+                        rebuilder.add(batch)
                     windows.add(partition, batch)
                     advance(len(batch))
         if cut is not None:
             restored.rows += cut.rows
             restored.until = max(cut.last or _LONG_AGO, restored.until or _LONG_AGO)
-        _tell(restored, partition, rebuilder.finish())
+        if rebuilder is not None:
+            _tell(restored, partition, rebuilder.finish())
     for store in stores.values():
         store.commit()
     restored.duplicate_ids = windows.ids

@@ -335,6 +335,14 @@ class Cluster(Frozen):
         max_length=MAX_PARTITIONS,
         description="Partitions of this worker; partition 0 is the home of the namespace.",
     )
+    journals: tuple[HostAndPort, ...] = Field(
+        (),
+        max_length=MAX_PARTITIONS,
+        description="Addresses of the workers' journals, as host:port, in the order of `cluster.workers`.",
+    )
+    journal_listen: HostAndPort | None = Field(
+        None, description="Address at which the journal of this worker listens, as host:port."
+    )
     certificate: Path | None = Field(
         None,
         description="PEM file with the certificate, and its chain, that this process shows to the others. A worker's "
@@ -349,12 +357,24 @@ class Cluster(Frozen):
     def _consistent(self) -> Self:
         _refuse_duplicates("worker", "workers", [str(parse_address(each)).lower() for each in self.workers])
         _refuse_duplicates("partition", "owned", [str(each) for each in self.owned])
+        _refuse_duplicates("journal", "journals", [str(parse_address(each)).lower() for each in self.journals])
+        if self.journals and len(self.journals) != len(self.workers):
+            raise inconsistent(
+                f"has {len(self.journals)} addresses, and there are {len(self.workers)} workers; each has a journal of "
+                "its own, in the same order",
+                "journals",
+            )
         files = {"certificate": self.certificate, "key": self.key, "ca": self.ca}
         missing = [name for name, path in files.items() if path is None]
         if missing and len(missing) < len(files):
             raise inconsistent(f"is missing; certificate, key and ca belong together, {missing[0]} too", missing[0])
         if missing:
-            for name, text in (*(("workers", each) for each in self.workers), ("listen", self.listen)):
+            addresses = [
+                *(("workers", each) for each in self.workers),
+                *(("journals", each) for each in self.journals),
+                *(("listen", self.listen), ("journal_listen", self.journal_listen)),
+            ]
+            for name, text in addresses:
                 if text is not None and not parse_address(text).is_loopback:
                     raise inconsistent(
                         f"has {text}: beyond this machine the processes need cluster.certificate, key and ca", name
@@ -700,6 +720,11 @@ class Settings(Frozen):
         if self.workers is not None:
             return max(1, self.workers)
         return max(1, min(self.partitions, placement.processors() - 1))
+
+    @property
+    def workers_here(self) -> int:
+        """Workers with this data directory."""
+        return 1 if self.cluster.workers else self.worker_count
 
     @property
     def listeners(self) -> list[tuple[str, str, int]]:

@@ -64,6 +64,8 @@ CLUSTER_FLAGS: dict[str, tuple[str, ...]] = {
     "--workers": ("cluster.workers",),
     "--partitions": ("cluster.owned",),
     "--listen": ("cluster.listen",),
+    "--journals": ("cluster.journals",),
+    "--journal-listen": ("cluster.journal_listen",),
 }
 
 _RENAMED: dict[Place, Place] = {

@@ -36,19 +36,24 @@ def all_roles(settings: Settings, parkings: Sequence[Parking]) -> Roles:
 
 
 def roles_of_gateways(settings: Settings) -> Roles:
-    """The gateways of a namespace on several machines."""
-    return list(_gateways(settings, settings.cluster.workers))
+    """The gateways of a namespace on several machines. They write no journal."""
+    return list(_gateways(settings, settings.cluster.workers, is_with_data=False))
 
 
 def roles_of_worker(settings: Settings, parking: Parking) -> Roles:
     """A worker of a namespace on several machines."""
     sockets, owned = settings.cluster.workers, settings.partitions_here
     observes = _instructions(settings, sockets, owned=owned)
-    return [_observer(settings, observes), [_worker(settings, sockets, 0, owned, parking)]]
+    worker = _worker(settings, sockets, 0, owned, parking)
+    return [_observer(settings, observes), [worker], *_journal(settings, sockets)]
 
 
-def _gateways(settings: Settings, sockets: tuple[str, ...]) -> tuple[list[Role], list[Role]]:
+def _gateways(
+    settings: Settings, sockets: tuple[str, ...], *, is_with_data: bool = True
+) -> tuple[list[Role], list[Role]]:
     """The gateways, and the observer of several. A single one has its operations endpoint itself.
+
+    `is_with_data`: workers and journal are beside them.
 
     The observer is to be stopped after them, so that it tells what becomes of them.
     """
@@ -58,13 +63,14 @@ def _gateways(settings: Settings, sockets: tuple[str, ...]) -> tuple[list[Role],
         Role(
             gateway_process(number),
             "broker.gateway",
-            _instructions(settings, sockets, gateway=number, reports=reports),
+            _instructions(settings, sockets, gateway=number, reports=reports, is_with_data=is_with_data),
             settings.gateway_stall_timeout_ms / 1000,
             reloads=True,
         )
         for number in range(settings.gateways)
     ]
-    return gateways, _observer(settings, _instructions(settings, sockets, reports=reports)) if is_observed else []
+    observes = _instructions(settings, sockets, reports=reports, is_with_data=is_with_data)
+    return gateways, _observer(settings, observes) if is_observed else []
 
 
 def _observer(settings: Settings, instructions: Callable[[int], Instructions]) -> list[Role]:
@@ -104,6 +110,7 @@ def _instructions(
     owned: tuple[int, ...] = (),
     parking: Parking | None = None,
     reports: tuple[str, ...] = (),
+    is_with_data: bool = True,
 ) -> Callable[[int], Instructions]:
     for_children = settings.model_copy(update={"queues": (), "topics": ()})
 
@@ -119,7 +126,7 @@ def _instructions(
             parked=() if parking is None else parking.parked,
             gateway_sockets=reports,
             syphon_socket="" if settings.syphon.primary is None else f"{RUN}/syphon.sock",
-            journal_socket="" if not settings.journal.is_on else f"{RUN}/journal.reports.sock",
+            journal_socket=f"{RUN}/journal.reports.sock" if settings.journal.is_on and is_with_data else "",
         )
 
     return after

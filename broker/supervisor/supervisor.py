@@ -65,8 +65,7 @@ def run(settings: Settings, part: Part, read_again: Callable[[], Settings]) -> i
                 makes_key = makes_root_key(settings)
                 given, settings = settings, _with_key(settings)
                 key = shown_key(given, settings, is_new=makes_key)
-            workers = settings.worker_count if part is Part.ALL else 1
-            parkings = [Parking(settings.data_dir / touched_file(worker)) for worker in range(workers)]
+            parkings = [Parking(settings.data_dir / touched_file(number)) for number in range(settings.workers_here)]
             roles = all_roles(settings, parkings) if part is Part.ALL else roles_of_worker(settings, parkings[0])
             processes = _processes(settings, part, roles, directory.path, read_again)
             processes.load()
@@ -92,20 +91,26 @@ def _require(settings: Settings, part: Part) -> None:
     """Raises ConfigurationError if a setting is missing that this part needs."""
     cluster = settings.cluster
     if part is Part.ALL:
-        if cluster.workers or cluster.owned or cluster.listen:
+        if cluster.workers or cluster.owned or cluster.listen or cluster.journals or cluster.journal_listen:
             raise ConfigurationError(
-                "cluster.workers, cluster.listen and cluster.owned are for `peeklock worker` and `peeklock gateway`; "
+                "cluster.workers and the like are for `peeklock worker` and `peeklock gateway`; "
                 "leave them out, or run one of these"
             )
         return
     if settings.syphon.primary is not None:
         raise ConfigurationError("syphon.primary is for `peeklock serve`; beside gateways, run `peeklock syphon`")
-    if settings.journal.is_on:
-        raise ConfigurationError(
-            "journal.mode is for `peeklock serve`; workers on several machines have no journal yet"
-        )
     if not cluster.workers:
         raise ConfigurationError("cluster.workers (--workers) is missing: name the addresses of all workers")
+    if settings.journal.is_on and part is Part.WORKER and cluster.journal_listen is None:
+        raise ConfigurationError(
+            "cluster.journal_listen (--journal-listen) is missing: journal.mode is not off, so name the address at "
+            "which the journal of this worker listens"
+        )
+    if settings.journal.is_on and part is Part.GATEWAY and not cluster.journals:
+        raise ConfigurationError(
+            "cluster.journals (--journals) is missing: journal.mode is not off, so name the addresses of all workers' "
+            "journals"
+        )
     if part is Part.WORKER and not cluster.owned:
         raise ConfigurationError("cluster.owned (--partitions) is missing: name the partitions of this worker")
     if part is Part.WORKER and cluster.listen is None:

@@ -48,14 +48,16 @@ class Machine(Broker):
         owned: Sequence[int] = (),
         listen: str = "",
         host: Host | None = None,
+        journals: Sequence[str] = (),
     ) -> None:
-        """It runs on this host, else here."""
+        """It runs on this host, else here. `journals` are the addresses of all workers' journals, if there are any."""
         prefix = () if host is None else host.prefix
         super().__init__(directory, f"{config}\n[cluster]\n{cluster}", workers=None, prefix=prefix)
         self.is_elsewhere = host is not None
         self.addresses = list(addresses)
         self.owned = owned
         self.listen = listen
+        self.journals = list(journals)
 
     def command(self) -> list[str]:
         part = "worker" if self.owned else "gateway"
@@ -65,7 +67,11 @@ class Machine(Broker):
             if self.is_elsewhere:
                 command += ["--host", "0.0.0.0"]
             command += ["--amqp-port", str(self.amqp_port), "--http-port", str(self.http_port)]
+            if self.journals:
+                command += ["--journals", ",".join(self.journals)]
             return [*command, "--emulator"]
+        if self.journals:
+            command += ["--journal-listen", self.journals[self.addresses.index(self.listen)]]
         owned = ",".join(map(str, self.owned))
         return [*command, "--partitions", owned, "--listen", self.listen, "--data-dir", str(self.data_dir)]
 
@@ -86,12 +92,15 @@ class Cluster:
         workers: int = 2,
         gateways: int = 1,
         certificates: Certificates | None = None,
+        has_journals: bool = False,
     ) -> None:
         self._directory = directory
         self._config = config
         self._certificates = certificates
         self.partitions = partitions
-        self.addresses = [f"{HOST}:{port}" for port in free_ports(workers)]
+        ports = free_ports(2 * workers)
+        self.addresses = [f"{HOST}:{port}" for port in ports[:workers]]
+        self.journals = [f"{HOST}:{port}" for port in ports[workers:]] if has_journals else []
         self.workers = [
             self._machine(f"worker-{number}", range(number, partitions, workers), address)
             for number, address in enumerate(self.addresses)
@@ -101,7 +110,7 @@ class Cluster:
     def _machine(self, name: str, owned: Sequence[int] = (), listen: str = "") -> Machine:
         cluster = "" if self._certificates is None else self._certificates.settings(name, HOST)
         config = f"partitions = {self.partitions}\n{self._config}"
-        return Machine(self._directory / name, config, cluster, self.addresses, owned, listen)
+        return Machine(self._directory / name, config, cluster, self.addresses, owned, listen, journals=self.journals)
 
     def grow(self, count: int) -> Machine:
         """Another worker, with so many new partitions. It is not started, and the others know of it after a restart."""
@@ -109,10 +118,10 @@ class Cluster:
         for machine in self.machines:
             text = machine.config_file.read_text()
             machine.config_file.write_text(text.replace(before, f"partitions = {self.partitions}\n"))
-        [port] = free_ports(1)
-        self.addresses = [*self.addresses, f"{HOST}:{port}"]
+        for addresses in (self.addresses, self.journals) if self.journals else (self.addresses,):
+            addresses.append(f"{HOST}:{free_ports(1)[0]}")
         for machine in self.machines:
-            machine.addresses = self.addresses
+            machine.addresses, machine.journals = list(self.addresses), list(self.journals)
         owned = range(self.partitions - count, self.partitions)
         added = self._machine(f"worker-{len(self.workers)}", owned, self.addresses[-1])
         self.workers.append(added)

@@ -301,7 +301,7 @@ def test_without_a_journal_there_is_none(tmp_path):
 
 
 @pytest.mark.parametrize("part", ["worker", "gateway"])
-def test_parts_of_a_namespace_on_several_machines_refuse_it(tmp_path, part):
+def test_parts_of_a_namespace_on_several_machines_ask_where_their_journals_are(tmp_path, part):
     arguments = ["--partitions", "0", "--listen", "127.0.0.1:1"] if part == "worker" else []
     done = subprocess.run(
         [sys.executable, "-m", "broker.cli", part, "--workers", "127.0.0.1:1", *arguments],
@@ -312,7 +312,8 @@ def test_parts_of_a_namespace_on_several_machines_refuse_it(tmp_path, part):
         check=False,
     )
     assert done.returncode == 78
-    assert "journal.mode is for `peeklock serve`" in done.stderr
+    name = "cluster.journal_listen (--journal-listen)" if part == "worker" else "cluster.journals (--journals)"
+    assert f"{name} is missing" in done.stderr
 
 
 def consumers_of(body):

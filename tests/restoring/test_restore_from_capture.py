@@ -2,66 +2,20 @@
 
 import asyncio
 import shutil
-import time
 
 import pytest
-from everything import CONFIG, PARTITIONS, connected, load, made, mark, names_in, seen, settled
+from capture_and_restore import as_it_was, capture_all, restore
+from everything import CONFIG, connected, load, made, names_in, seen, settled
 
 from protocol.client.messages import Message
-from storage.capture.reading import captured
 from storage.maintenance import verify
 from tests.brokers import Broker
-from tests.pairing.commands import Command
 
-WAIT_S = 120.0
 ACTIVE, DEFERRED = 0, 1  # of the annotation x-opt-message-state
 
 
 def state_of(message: Message) -> int:
     return int(message.annotations.get("x-opt-message-state", ACTIVE))
-
-
-def ids_in(url: str) -> set[str | None]:
-    found: set[str | None] = set()
-    reader = captured(url)
-    for each in reader.ranges():
-        for batch in reader.batches(*each, records=False):
-            found.update(batch.column("messageId").to_pylist())
-    return found
-
-
-def capture(broker, tmp_path, *options) -> Command:
-    return Command(
-        tmp_path / "capture",
-        *("capture", tmp_path / "captured", "--connection-string", broker.connection_string),
-        *("--http-endpoint", f"http://localhost:{broker.http_port}", *options),
-    )
-
-
-def capture_all(broker, tmp_path, name) -> None:
-    """Until the messages of `mark` are there."""
-    asyncio.run(mark(broker, name))
-    deadline = time.monotonic() + WAIT_S
-    wanted = {f"{name}-{fragment}" for fragment in range(PARTITIONS)}
-    while not wanted <= ids_in(str(tmp_path / "captured")):
-        assert time.monotonic() < deadline
-        with capture(broker, tmp_path, "--once") as command:
-            assert command.process.wait(WAIT_S) == 0, command.err
-
-
-def restore(broker, tmp_path, *options, code=0) -> str:
-    url = tmp_path / "captured"
-    arguments = ("restore", "--from-capture", url, "--data-dir", broker.data_dir, *options)
-    with Command(tmp_path / "restore", *arguments) as command:
-        assert command.process.wait(WAIT_S) == code, command.err
-        return command.out if code == 0 else command.err
-
-
-def as_it_was(message: Message) -> object:
-    """Without what only a lock adds."""
-    annotations = {key: value for key, value in message.annotations.items() if "lock" not in str(key)}
-    fields = {name: getattr(message, name) for name in Message.__dataclass_fields__ if name != "annotations"}
-    return fields | {"annotations": annotations}
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -1,4 +1,4 @@
-"""The journal over HTTP, and how far its consumers are: rights are checked here, the journal's process answers.
+"""The journal over HTTP, and how far its consumers are: rights are checked here, the journals' processes answer.
 
 The answer is passed on as it comes, so that neither process has more than a piece of it in memory. When the client has
 gone, the connection to the journal is closed.
@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, Final, Protocol
 
 import msgpack
-from aiohttp import ClientConnectionError, ClientPayloadError, ClientSession, ClientTimeout, UnixConnector, web
+from aiohttp import ClientConnectionError, ClientPayloadError, web
 
 from broker.catalog.catalog import Definition
 from broker.errors import BrokerError, EntityNotFound, InvalidArgument, ServerBusy
@@ -19,6 +19,7 @@ from broker.gateway.namespace import Entity, Namespace
 from broker.gateway.router import Router
 from broker.gateway.web.access import Access
 from broker.gateway.web.endpoint import body_of
+from broker.gateway.web.journals import Journals, Refused
 from broker.namespace.entities import Right
 from broker.settings.config import Settings
 from protocol.addresses import Part
@@ -29,8 +30,6 @@ PATH: Final = "$journal"
 ENTITIES: Final = f"{PATH}/entities"
 RULES_AT_ONCE: Final = 100
 RULES_SECONDS: Final = 5.0  # for the answers of a partition about one subscription
-CONNECT_SECONDS: Final = 5.0
-SILENT_SECONDS: Final = 60.0  # the journal has sent nothing for so long
 PIECE_BYTES: Final = 64 << 10
 _PASSED_ON: Final = ("Content-Type", "X-Peeklock-Next-Offset", "Retry-After")
 _CONSUMERS: Final = f"{PATH}/consumers/"
@@ -53,11 +52,10 @@ class Catalog(Protocol):
 
 class Journal:
     def __init__(self, access: Access, socket: str, gateway: Catalog) -> None:
-        """`socket` is the path of that on which the journal listens."""
+        """`socket` is the path of that on which the journal of this machine listens."""
         self._access = access
         self._gateway = gateway
-        self._socket = socket
-        self._session: ClientSession | None = None
+        self._journals = Journals(gateway.settings.cluster, socket)
 
     async def serve(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
         """`is_journal` takes the request. Raises BrokerError, TokenError, HTTPException."""
@@ -71,32 +69,58 @@ class Journal:
             self._require(request, path)
         if path.lower() == ENTITIES:
             return web.json_response(await self._entities())
-        # Names of consumers have their case.
-        target = (
-            f"http://journal/{_CONSUMERS}{path[len(_CONSUMERS) :]}" if is_consumer else f"http://journal/{path.lower()}"
-        )
-        body = await body_of(request, MAX_DOCUMENT_BYTES, self._gateway.unfinished) if request.method == "PUT" else None
         try:
-            async with self._connected().request(request.method, target, params=request.query, data=body) as answer:
-                if answer.status in (400, 404, 500, 503):
-                    raise _error(answer.status, str((await answer.json())["error"]))
-                headers = {name: answer.headers[name] for name in _PASSED_ON if name in answer.headers}
-                response = web.StreamResponse(status=answer.status, headers=headers)
-                await response.prepare(request)
-                try:
-                    async for piece in answer.content.iter_chunked(PIECE_BYTES):
-                        await response.write(piece)
-                except (ClientPayloadError, ClientConnectionError, TimeoutError):
-                    # The client must not take what it has for the whole.
-                    if request.transport is not None:
-                        request.transport.abort()
-                    raise ConnectionResetError from None
-                await response.write_eof()
-                return response
-        except (ClientConnectionError, TimeoutError) as error:
-            if isinstance(error, ConnectionResetError):
-                raise
-            raise ServerBusy("The journal does not answer now. Its process is starting, or has ended.") from None
+            if is_consumer:
+                return await self._consumer(request, path)
+            if path.lower() == PATH:
+                return web.json_response(await self._journals.overview(request.query))
+            return await self._rows(request, path.lower())
+        except Refused as error:
+            raise _error(error) from None
+
+    async def _consumer(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
+        """Raises BrokerError, Refused."""
+        path = f"{_CONSUMERS}{path[len(_CONSUMERS) :]}"  # names of consumers have their case
+        if request.method == "DELETE":
+            await self._journals.forget(path)
+        else:
+            body = await body_of(request, MAX_DOCUMENT_BYTES, self._gateway.unfinished)
+            partitions = range(self._gateway.settings.partitions)
+            journal_of = {
+                partition: number
+                for partition in partitions
+                if (number := self._gateway.router.number_of_worker(partition)) is not None
+            }
+            await self._journals.tell(path, body, journal_of)
+        return web.json_response({})
+
+    async def _rows(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
+        """Pass on the answer as it comes. Raises BrokerError, Refused."""
+        async with self._journals.request(self._journal_with(path), "GET", path, request.query) as answer:
+            headers = {name: answer.headers[name] for name in _PASSED_ON if name in answer.headers}
+            response = web.StreamResponse(status=answer.status, headers=headers)
+            await response.prepare(request)
+            try:
+                async for piece in answer.content.iter_chunked(PIECE_BYTES):
+                    await response.write(piece)
+            except (ClientPayloadError, ClientConnectionError, TimeoutError):
+                # The client must not take what it has for the whole.
+                if request.transport is not None:
+                    request.transport.abort()
+                raise ConnectionResetError from None
+            await response.write_eof()
+            return response
+
+    def _journal_with(self, path: str) -> int:
+        """That which has the partition of this path, or refuses it. Raises ServerBusy."""
+        text = path.removeprefix(f"{PATH}/")
+        partition = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else -1
+        if self._journals.count == 1 or not 0 <= partition < self._gateway.settings.partitions:
+            return 0
+        number = self._gateway.router.number_of_worker(partition)
+        if number is None:
+            raise ServerBusy(f"The worker of partition {partition} has not been reached yet. Please try again.")
+        return number
 
     async def _entities(self) -> dict[str, Any]:
         """What a capture keeps, so that partitions can be rebuilt: all definitions without keys, and all rules.
@@ -137,15 +161,8 @@ class Journal:
                 return
         self._access.require(request, path, "", Right.LISTEN)
 
-    def _connected(self) -> ClientSession:
-        if self._session is None:
-            timeout = ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENT_SECONDS)
-            self._session = ClientSession(connector=UnixConnector(self._socket, limit=0), timeout=timeout)
-        return self._session
-
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        await self._journals.close()
 
 
 def _without_keys(entity: Entity) -> dict[str, Any]:
@@ -158,11 +175,12 @@ def _without_keys(entity: Entity) -> dict[str, Any]:
     return document
 
 
-def _error(status: int, text: str) -> Exception:
-    if status == 400:
+def _error(refused: Refused) -> Exception:
+    text = refused.text
+    if refused.status == 400:
         return InvalidArgument(f"{text[:1].upper()}{text[1:]}.")
-    if status == 503:
+    if refused.status == 503:
         return ServerBusy(f"{text}.")
-    if status == 404:
+    if refused.status == 404:
         return EntityNotFound(f"{text[:1].upper()}{text[1:]}.")
     return web.HTTPInternalServerError(reason=text)

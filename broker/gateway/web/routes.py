@@ -12,7 +12,7 @@ from broker.gateway.web.endpoint import HttpEndpoint, Route, Serve
 from broker.gateway.web.management import Management
 from broker.keys import Keyring
 from broker.metrics import GatewayMetrics
-from broker.settings.config import JournalMode, Settings
+from broker.settings.config import Settings
 from broker.unix_socket import JOURNAL_SOCKET
 
 _HEALTH = {  # what the Service Bus emulator answers
@@ -41,7 +41,7 @@ def http_endpoint(gateway: Shared) -> HttpEndpoint:
         Route("runtime", runtime.is_runtime, runtime.Runtime(gateway, access).serve),
         Route("management", lambda *_: True, Management(gateway, access, int(time.time() * 1000)).serve),
     ]
-    if gateway.settings.journal.mode is not JournalMode.OFF:
+    if gateway.settings.journal.is_on:
         reader = journal.Journal(access, JOURNAL_SOCKET, gateway)
         routes.insert(0, Route("journal", journal.is_journal, reader.serve, reader.close))
     return HttpEndpoint(gateway.settings.http, routes, gateway.metrics, gateway.denials, largest)
