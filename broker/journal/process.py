@@ -12,8 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
-
 from broker.child import Instructions, announce_ready
 from broker.cluster.tls import server_context
 from broker.gateway.reports import report_at
@@ -113,10 +111,10 @@ class JournalProcess:
         try:
             await asyncio.to_thread(self.follower.open)
             reports = report_at(self._reports, self)
+            server = self._serving.server()
+            listening = await self._listen(server)
         except OSError as error:
             raise ConfigurationError(f"the journal cannot be opened in data_dir: {error}") from error
-        server = self._serving.server()
-        listening = await self._listen(server)
         announce_ready()
         ending = threading.Event()
         following = asyncio.create_task(asyncio.to_thread(self.follower.run, ending))
@@ -130,7 +128,7 @@ class JournalProcess:
         reports.close()
         self.follower.close()
 
-    async def _listen(self, server: web.Server) -> asyncio.AbstractServer:
+    async def _listen(self, server: Callable[[], asyncio.BaseProtocol]) -> asyncio.AbstractServer:
         """For gateways: of this machine on a unix socket, else by TCP. Raises ConfigurationError."""
         loop = asyncio.get_running_loop()
         address, cluster = self._settings.cluster.journal_listen, self._settings.cluster

@@ -204,12 +204,17 @@ def test_only_those_connect_who_have_to(objects):
     monitoring = (frozenset({"monitoring"}), frozenset({"ops"}))
     assert set(_allowed(objects, "ingress", "worker")) == {
         (frozenset({"worker", "gateway"}), frozenset({"cluster"})),
+        (frozenset({"gateway"}), frozenset({"journal"})),
         monitoring,
     }
     assert set(_allowed(objects, "ingress", "gateway")) == {(frozenset({"all"}), clients), monitoring}
-    outgoing = {(frozenset({"worker"}), frozenset({"cluster"})), (frozenset({"all"}), frozenset({53}))}
-    assert set(_allowed(objects, "egress", "worker")) == set(_allowed(objects, "egress", "gateway")) == outgoing
-    assert {"cluster", "ops"} == set(_ports(objects, "worker"))
+    names = (frozenset({"all"}), frozenset({53}))
+    assert set(_allowed(objects, "egress", "worker")) == {(frozenset({"worker"}), frozenset({"cluster"})), names}
+    assert set(_allowed(objects, "egress", "gateway")) == {
+        (frozenset({"worker"}), frozenset({"cluster", "journal"})),
+        names,
+    }
+    assert {"cluster", "journal", "ops"} == set(_ports(objects, "worker"))
 
 
 def _routes():
@@ -304,6 +309,7 @@ def test_pods_have_settings_that_the_broker_takes(overlay, tmp_path):
             assert found.gateways == 1
         else:
             assert found.cluster.listen == f"0.0.0.0:{ports['cluster']}"
+            assert found.cluster.journal_listen == f"0.0.0.0:{ports['journal']}"
         assert found.security.root_key is not None
         assert found.queues
 
@@ -361,13 +367,14 @@ def _addresses(objects):
 def test_gateways_and_workers_know_all_workers(overlay):
     worker = workload(overlay, "worker")
     name, service = worker["metadata"]["name"], worker["spec"]["serviceName"]
-    port = _ports(overlay, "worker")["cluster"]
-    wanted = [f"{name}-{ordinal}.{service}:{port}" for ordinal in range(worker["spec"]["replicas"])]
-    assert _addresses(overlay) == wanted
-    assert all(
-        variables(overlay, each)["PEEKLOCK_CLUSTER__WORKERS"] == json.dumps(wanted, separators=(",", ":"))
-        for each in workloads(overlay)
-    )
+    for port_name, variable in (("cluster", "WORKERS"), ("journal", "JOURNALS")):
+        port = _ports(overlay, "worker")[port_name]
+        wanted = [f"{name}-{ordinal}.{service}:{port}" for ordinal in range(worker["spec"]["replicas"])]
+        assert port_name != "cluster" or _addresses(overlay) == wanted
+        assert all(
+            variables(overlay, each)[f"PEEKLOCK_CLUSTER__{variable}"] == json.dumps(wanted, separators=(",", ":"))
+            for each in workloads(overlay)
+        )
 
 
 def _secrets(workload):

@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import pytest
 from manifests import ROOT, build, container, image_environment, named, pod, variables, workload
 
 from tests.brokers import free_ports
+from tests.capture.checks import captured_rows
 
 KEY = "the root key of this test"
 START_SECONDS = 60.0
@@ -30,8 +32,8 @@ class Pods:
         self.objects = build(overlay)
         self.here = here
         self.replicas = workload(self.objects, "worker")["spec"]["replicas"]
-        self.amqp_port, self.http_port, self.gateway_ops, *ports = free_ports(3 + 2 * self.replicas)
-        self.worker_ports, self.worker_ops = ports[: self.replicas], ports[self.replicas :]
+        self.amqp_port, self.http_port, self.gateway_ops, *ports = free_ports(3 + 3 * self.replicas)
+        self.worker_ports, self.worker_ops, self.journal_ports = (ports[number::3] for number in range(3))
         self._programs = here / "bin"
         self._programs.mkdir()
         program = self._programs / "peeklock"
@@ -65,6 +67,7 @@ class Pods:
             "POD_NAME": f"{worker['metadata']['name']}-{ordinal}",
             "PEEKLOCK_DATA_DIR": str(self.here / f"data-{ordinal}"),
             "PEEKLOCK_CLUSTER__LISTEN": f"127.0.0.1:{self.worker_ports[ordinal]}",
+            "PEEKLOCK_CLUSTER__JOURNAL_LISTEN": f"127.0.0.1:{self.journal_ports[ordinal]}",
             "PEEKLOCK_OPS__PORT": str(self.worker_ops[ordinal]),
         }
         self._start(f"worker-{ordinal}", container(worker)["command"], "worker", more)
@@ -105,6 +108,8 @@ class Pods:
             "PYTHONPATH": str(ROOT),
             "PEEKLOCK_SECURITY__ROOT_KEY": KEY,
             "PEEKLOCK_CLUSTER__WORKERS": json.dumps([f"localhost:{port}" for port in self.worker_ports]),
+            "PEEKLOCK_CLUSTER__JOURNALS": json.dumps([f"localhost:{port}" for port in self.journal_ports]),
+            "PEEKLOCK_JOURNAL__MODE": "events",
             "PEEKLOCK_AMQP__HOST": "127.0.0.1",
             "PEEKLOCK_HTTP__HOST": "127.0.0.1",
             "PEEKLOCK_OPS__HOST": "127.0.0.1",
@@ -170,3 +175,6 @@ def test_production_serves_and_goes_on_without_a_worker(tmp_path):
         pods.wait_for(pods.gateway_ops, "/readyz", 200)
         bodies = [json.loads(line)["body"] for line in pods.peeklock("receive", "orders", "--count", "48").splitlines()]
         assert sorted(bodies) == ["first"] * 24 + ["second"] * 24
+        pods.peeklock("capture", str(tmp_path / "captured"), "--once")
+        ops = Counter(row["op"] for rows in captured_rows(tmp_path / "captured").values() for row in rows)
+        assert ops == dict.fromkeys(("enqueued", "delivered", "completed"), 48)

@@ -170,6 +170,8 @@ def test_the_files_of_several_machines_fit_together(tmp_path):
     assert len(worker.cluster.workers) * len(worker.cluster.owned) == worker.partitions
     assert worker.cluster.owned == (0, 1, 2, 3)
     assert worker.cluster.listen.rpartition(":")[2] == worker.cluster.workers[0].rpartition(":")[2]
+    assert len(worker.cluster.journals) == len(worker.cluster.workers)
+    assert worker.cluster.journal_listen.rpartition(":")[2] == worker.cluster.journals[0].rpartition(":")[2]
     assert gateway.amqp.host == gateway.http.host == "0.0.0.0"
     # On one machine the operations endpoints of worker and gateways have ports of their own.
     assert worker.ops.port != gateway.ops.port
