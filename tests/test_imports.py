@@ -151,6 +151,7 @@ MAY_IMPORT = {
         "protocol.conditions",
         "pyspark_peeklock",
     },
+    "pipeline.jobs.presence": {"pipeline.jobs", "protocol.client", "pyspark_peeklock"},
     "pipeline.jobs.repairing": {"broker.cli.messages", "protocol", "pyspark_peeklock"},
     "pipeline.jobs.resubmit": {"pipeline.jobs", "protocol.errors", "pyspark_peeklock"},
     # What a client of a broker needs, on machines that have none: no broker, no storage.

@@ -27,11 +27,15 @@ from pyspark.sql import functions as F  # noqa: N812
 from pipeline.jobs import checksum, identities, moves, plots, running, verdicts
 from pipeline.jobs.ledger import NAMES, LedgerError, kept, normalized, read, until
 from pipeline.jobs.offsets import Offsets, offsets_of
+from pipeline.jobs.presence import presence
 from pipeline.jobs.queues import names_of, newest_of
 from pipeline.jobs.report import Report, Section, Table, labels
 from pipeline.jobs.verdicts import FAULTS, VERDICTS, Judged, Snapshot
+from pyspark_peeklock.journal_client import Endpoint
+from pyspark_peeklock.options import Access
 
 SHOWN_ROWS = 200
+PATIENCE_S = 120.0  # that the broker may be away
 _FAULT_COLUMNS = (
     *("verdict", "namespace", "entity", "subQueue", "partition", "sequenceNumber", "entered", "left", "present"),
     *("firstOffset", "lastOffset", "generation", "entityId"),
@@ -39,7 +43,10 @@ _FAULT_COLUMNS = (
 
 
 class Audit(NamedTuple):
-    """What the audit found. Tables as in this module's docstring."""
+    """What the audit found. Tables as in this module's docstring.
+
+    `hidden`: why queues were not compared with what is in them, by entity and subqueue.
+    """
 
     offsets: Offsets
     judged: Judged
@@ -48,6 +55,7 @@ class Audit(NamedTuple):
     moves: DataFrame
     ids: DataFrame
     open: DataFrame
+    hidden: Mapping[tuple[str, str], str]
 
     def tables(self) -> dict[str, DataFrame]:
         return {
@@ -70,12 +78,14 @@ def audit(
     grace: timedelta = moves.GRACE,
     is_whole: bool = False,
     flagged_only: bool = False,
+    broker: Endpoint | None = None,
 ) -> Audit:
     """Audit the rows of a ledger before `cut` (see `ledger.until`).
 
+    `broker`: in place of a snapshot, what was in its queues where the ledger ends (`pipeline.jobs.presence`).
     `opening`: the table `open` of the audit of all rows before these. `is_whole`: before the ledger's first rows, all
     queues were empty. `flagged_only`: judge only messages of queues whose checksum is wrong, which needs a snapshot,
-    and either `opening` or `is_whole`. Raises LedgerError.
+    and either `opening` or `is_whole`. Raises LedgerError, and what `presence` raises.
     """
     ledger = until(normalized(ledger), cut)
     # What does not wait for each other is asked at once: while one question is planned, another has the processors.
@@ -90,6 +100,9 @@ def audit(
         opened = None if opening is None else verdicts.keyed(opening, "the opening set", only)
         queues = named.result() if opened is None else names_of(named.result(), opened)
         present = None
+        hidden: Mapping[tuple[str, str], str] = {}
+        if broker is not None:
+            snapshot, hidden = presence(broker, offsets.logs, queues)
         if snapshot is not None:
             present = verdicts.keyed(snapshot.messages, "the snapshot", only, newest_of(queues))
             queues = names_of(queues, present)
@@ -108,7 +121,8 @@ def audit(
         ids = identities.concerned(offsets.rows, judged, unmatched.result())
         is_open = F.col("isOpen") & (F.col("generation") == 0) & ~F.col("verdict").isin("lost", "ghost")
         still = judged.named(judged.all().filter(is_open)).select(*NAMES, "sequenceNumber", "partition")
-        return Audit(offsets, judged, by_queue.result(), faults.transform(kept), unmatched.result(), ids, still)
+        found = by_queue.result(), faults.transform(kept), unmatched.result()
+        return Audit(offsets, judged, *found, ids, still, hidden)
 
 
 class Summary(NamedTuple):
@@ -250,6 +264,7 @@ def report(found: Audit, numbers: Summary, snapshot_given: bool) -> Report:
                 )
             ],
         ),
+        *([_not_compared(found.hidden)] if found.hidden else []),
         Section(
             "Message ids",
             "What became of the ids that the faults concern: how many messages were accepted, ended, and wait.",
@@ -303,6 +318,13 @@ def _table(title: str, rows: DataFrame, columns: Sequence[str]) -> Table:
     return Table(title, columns, shown_rows, total=total)
 
 
+def _not_compared(hidden: Mapping[tuple[str, str], str]) -> Section:
+    rows = [(*place, reason) for place, reason in sorted(hidden.items())]
+    table = Table("Not compared", ("Entity", "Subqueue", "Reason"), rows[:SHOWN_ROWS], total=len(rows))
+    text = "Queues whose messages the broker does not show: whether something is lost there is not known."
+    return Section("Queues that cannot be browsed", text, (), [table])
+
+
 def parsed_cut(text: str) -> dict[tuple[int, str | None], int]:
     """Of JSON {"partition" or "partition/epoch": offset}, or of a file with it."""
     try:
@@ -333,6 +355,19 @@ def _job(arguments: Sequence[str]) -> int:
         type=parsed_cut,
         help="Journal offsets by partition when browsing began. Messages that changed since then are not judged by it.",
     )
+    parser.add_argument(
+        "--connection-string-file",
+        metavar="PATH",
+        help="In place of --present: compare with what is in the queues of this broker, as they were where the ledger "
+        "ends. Messages may come and go meanwhile. A file with its connection string, on the driver and all executors; "
+        "it needs Listen on the namespace.",
+    )
+    parser.add_argument(
+        "--ca", metavar="FILE", help="Certificates of the authorities to trust with TLS; by default the system's."
+    )
+    parser.add_argument(
+        "--http-endpoint", metavar="URL", help="The broker's address for HTTP; by default the usual one."
+    )
     parser.add_argument("--opening", metavar="PATH", help="The table `open` of the audit of all rows before these.")
     parser.add_argument(
         "--cut", metavar="JSON", type=parsed_cut, help="By partition, the offset to end before, or @FILE."
@@ -354,6 +389,15 @@ def _job(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if options.present is None and (options.present_covers or options.present_began):
         parser.error("--present-covers and --present-began need --present")
+    broker = None
+    if options.connection_string_file is not None:
+        if options.present is not None:
+            parser.error("--connection-string-file takes the place of --present")
+        access = Access(options.connection_string_file, options.ca)
+        access.connection_string()  # what is wrong with it is said at once
+        broker = Endpoint(access, options.http_endpoint or "", PATIENCE_S)
+    elif options.ca or options.http_endpoint:
+        parser.error("--ca and --http-endpoint need --connection-string-file")
     with running.step("starting Spark"):
         spark = running.session("peeklock flow audit")
     snapshot = None
@@ -372,12 +416,13 @@ def _job(arguments: Sequence[str]) -> int:
             grace=timedelta(seconds=options.grace),
             is_whole=options.whole,
             flagged_only=options.flagged_only,
+            broker=broker,
         )
         numbers = summary(found)
     with running.step(f"writing {options.output}"):
         with ThreadPoolExecutor() as beside:
             written = beside.submit(running.write_tables, options.output, found.tables())
-            page = report(found, numbers, snapshot is not None)
+            page = report(found, numbers, snapshot is not None or broker is not None)
             written.result()
         running.write_report(options.output, page)
     print(verdict_text(numbers)[0])

@@ -52,6 +52,7 @@ FAULTS: Final = ("entered_twice", "left_twice", "unexplained", "ghost", "left_bu
 VERDICTS: Final = (*FAULTS, "undecided", "before", "ok")
 
 _VISIBLE: Final = pa.schema([("namespace", pa.string()), ("sinceMicros", pa.int64()), ("isUncut", pa.bool_())])
+_SEPARATOR: Final = "\x00"  # in no name of an entity
 _NEVER_SHOWN: Final = "transfer"  # the subqueue that no client can browse
 
 
@@ -61,6 +62,8 @@ class Snapshot(NamedTuple):
     `messages` has the columns `entity`, `subQueue`, `sequenceNumber`, and may have `namespace`. They are of the newest
     entity that had this name.
     `covers` are the entities that were browsed, as patterns of SQL's LIKE: of others, no absence means anything.
+    `queues`, if it is given, are those that were browsed, in place of `covers`: namespace, entity in lower case,
+    subqueue.
     `began`: the journal offsets by partition when browsing began. A message that changed since then is not judged by
     the snapshot. Without them, the snapshot is exactly as of the ledger's end.
     """
@@ -68,6 +71,7 @@ class Snapshot(NamedTuple):
     messages: DataFrame
     covers: Sequence[str] = ("%",)
     began: dict[int, int] | None = None
+    queues: frozenset[tuple[str, str, str]] | None = None
 
 
 # What rows may say of a place, in `sketches`. A row of another kind, such as `delivered`, says no more than that it was
@@ -289,6 +293,9 @@ def _is_surely_fine(snapshot: Snapshot | None) -> Column:
 
 def _is_covered(snapshot: Snapshot | None) -> Column:
     """Of a queue: a message that is not in the snapshot is not there."""
+    if snapshot is not None and snapshot.queues is not None:
+        browsed = [_SEPARATOR.join(each) for each in sorted(snapshot.queues)]
+        return F.concat_ws(_SEPARATOR, "namespace", "name", "subQueue").isin(browsed)
     is_browsed = F.lit(False)
     for pattern in () if snapshot is None else snapshot.covers:
         is_browsed |= F.col("entity").like(pattern)
