@@ -9,7 +9,8 @@ It reads the ledger, and what was in the queues if that is given, and writes
 | `moves` | each move of which a side is missing, and each that could not be decided (`pipeline.jobs.moves`) |
 | `ids` | what became of the message ids that a fault concerns (`pipeline.jobs.identities`) |
 | `offsets`, `problems` | which offsets the ledger has, and which it lacks (`pipeline.jobs.offsets`) |
-| `open` | what is in the queues at the end, which the audit of the rows that follow takes as `--opening` |
+| `open` | what is in the queues at the end (`Judged.open`): the `--opening` of an audit of the rows that follow |
+| `pending` | moves whose other side may come behind the end, for an audit that goes on (`pipeline.jobs.series`) |
 """
 
 import argparse
@@ -17,19 +18,20 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from pipeline.jobs import checksum, identities, moves, plots, running, verdicts
+from pipeline.jobs import checksum, identities, moves, plots, running, series, verdicts
 from pipeline.jobs.ledger import NAMES, LedgerError, kept, normalized, read, until
 from pipeline.jobs.offsets import Offsets, offsets_of
 from pipeline.jobs.presence import presence
 from pipeline.jobs.queues import names_of, newest_of
 from pipeline.jobs.report import Report, Section, Table, labels
+from pipeline.jobs.series import Before
 from pipeline.jobs.verdicts import FAULTS, VERDICTS, Judged, Snapshot
 from pyspark_peeklock.journal_client import Endpoint
 from pyspark_peeklock.options import Access
@@ -45,7 +47,8 @@ _FAULT_COLUMNS = (
 class Audit(NamedTuple):
     """What the audit found. Tables as in this module's docstring.
 
-    `hidden`: why queues were not compared with what is in them, by entity and subqueue.
+    `hidden`: why queues were not compared with what is in them, by entity and subqueue. `is_whole`: of all that had
+    happened before the end, nothing is missing.
     """
 
     offsets: Offsets
@@ -55,7 +58,9 @@ class Audit(NamedTuple):
     moves: DataFrame
     ids: DataFrame
     open: DataFrame
+    pending: DataFrame
     hidden: Mapping[tuple[str, str], str]
+    is_whole: bool
 
     def tables(self) -> dict[str, DataFrame]:
         return {
@@ -63,9 +68,10 @@ class Audit(NamedTuple):
             "faults": self.faults,
             "moves": self.moves,
             "ids": self.ids,
-            "offsets": self.offsets.logs_table(),
+            "offsets": self.offsets.logs_table(is_whole=self.is_whole),
             "problems": self.offsets.problems_table(),
             "open": self.open,
+            "pending": self.pending,
         }
 
 
@@ -79,8 +85,9 @@ def audit(
     is_whole: bool = False,
     flagged_only: bool = False,
     broker: Endpoint | None = None,
+    before: Before | None = None,
 ) -> Audit:
-    """Audit the rows of a ledger before `cut` (see `ledger.until`).
+    """Audit the rows of a ledger before `cut` (see `ledger.until`), and where one is `before`, from its end on.
 
     `broker`: in place of a snapshot, what was in its queues where the ledger ends (`pipeline.jobs.presence`).
     `opening`: the table `open` of the audit of all rows before these. `is_whole`: before the ledger's first rows, all
@@ -88,13 +95,20 @@ def audit(
     and either `opening` or `is_whole`. Raises LedgerError, and what `presence` raises.
     """
     ledger = until(normalized(ledger), cut)
+    if before is not None:
+        ledger, opening = before.following(ledger), before.opening
     # What does not wait for each other is asked at once: while one question is planned, another has the processors.
     with ThreadPoolExecutor() as beside:
         named = beside.submit(names_of, ledger)
-        offsets = offsets_of(ledger, cut)
-        # After a restore, the first rows of an epoch are not the first that happened.
-        is_whole = (is_whole or opening is not None) and offsets.is_of_one_epoch
-        unmatched = beside.submit(moves.unmatched, offsets, grace, is_whole=is_whole and opening is None)
+        offsets = offsets_of(ledger, cut, () if before is None else before.logs)
+        if before is None:
+            # After a restore, the first rows of an epoch are not the first that happened.
+            is_whole = (is_whole or opening is not None) and offsets.is_of_one_epoch
+            unmatched = beside.submit(moves.unmatched, offsets, grace, is_whole=is_whole and opening is None)
+        else:
+            # What entered in a gap of an audit before may leave now.
+            is_whole = before.is_whole
+            unmatched = beside.submit(moves.unmatched, offsets, grace, is_whole=True, before=before.moves)
         namespaces = {log.namespace for log in offsets.logs}
         only = namespaces.pop() if len(namespaces) == 1 else None
         opened = None if opening is None else verdicts.keyed(opening, "the opening set", only)
@@ -119,10 +133,10 @@ def audit(
         by_queue = beside.submit(kept, judged.named(counts).select(*NAMES, "partition", "verdict", "messages"))
         faults = judged.named(judged.others.filter(F.col("verdict").isin(*FAULTS))).select(*_FAULT_COLUMNS)
         ids = identities.concerned(offsets.rows, judged, unmatched.result())
-        is_open = F.col("isOpen") & (F.col("generation") == 0) & ~F.col("verdict").isin("lost", "ghost")
-        still = judged.named(judged.all().filter(is_open)).select(*NAMES, "sequenceNumber", "partition")
-        found = by_queue.result(), faults.transform(kept), unmatched.result()
-        return Audit(offsets, judged, *found, ids, still, hidden)
+        still = judged.named(judged.open()).select(*NAMES, "sequenceNumber", "partition", "ahead", "left")
+        found = by_queue.result(), faults.transform(kept), moves.shown(unmatched.result())
+        pending = moves.pending(unmatched.result())
+        return Audit(offsets, judged, *found, ids, still, pending, hidden, is_whole and offsets.is_uncut)
 
 
 class Summary(NamedTuple):
@@ -372,6 +386,12 @@ def _job(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--cut", metavar="JSON", type=parsed_cut, help="By partition, the offset to end before, or @FILE."
     )
+    parser.add_argument(
+        "--series",
+        action="store_true",
+        help="The audits in --output are a series: this one goes on where the last one ended, and gets a folder there, "
+        "named by its time. The first one reads all.",
+    )
     parser.add_argument("--whole", action="store_true", help="All queues were empty before the ledger's first rows.")
     parser.add_argument(
         "--grace",
@@ -389,6 +409,8 @@ def _job(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if options.present is None and (options.present_covers or options.present_began):
         parser.error("--present-covers and --present-began need --present")
+    if options.series and options.opening is not None:
+        parser.error("--series knows what was there before; leave out --opening")
     broker = None
     if options.connection_string_file is not None:
         if options.present is not None:
@@ -407,9 +429,15 @@ def _job(arguments: Sequence[str]) -> int:
         }
         snapshot = Snapshot(read(spark, options.present), options.present_covers or ("%",), began)
     opening = read(spark, options.opening) if options.opening is not None else None
+    output, before = options.output, None
+    if options.series:
+        output, last = series.folder_for(options.output, datetime.now(UTC)), series.newest(options.output)
+        if last is not None:
+            running.say(f"going on where {last} ended")
+            before = series.before(spark, last)
     with running.step("judging"):
         found = audit(
-            read(spark, options.ledger),
+            read(spark, options.ledger, behind=None if before is None else before.ends()),
             snapshot,
             opening=opening,
             cut=options.cut,
@@ -417,14 +445,15 @@ def _job(arguments: Sequence[str]) -> int:
             is_whole=options.whole,
             flagged_only=options.flagged_only,
             broker=broker,
+            before=before,
         )
         numbers = summary(found)
-    with running.step(f"writing {options.output}"):
+    with running.step(f"writing {output}"):
         with ThreadPoolExecutor() as beside:
-            written = beside.submit(running.write_tables, options.output, found.tables())
+            written = beside.submit(running.write_tables, output, found.tables())
             page = report(found, numbers, snapshot is not None or broker is not None)
             written.result()
-        running.write_report(options.output, page)
+        running.write_report(output, page)
     print(verdict_text(numbers)[0])
     return running.FAULTS_FOUND if numbers.faults and options.fail_on_faults else 0
 

@@ -26,9 +26,9 @@ def balances(rows: DataFrame, snapshot: DataFrame, opening: DataFrame | None = N
         *QUEUE, "sequenceNumber", F.when(enters(), 1).when(leaves, -1).otherwise(0).alias("change")
     )
     events = events.filter("change <> 0")
-    for more, change in ((snapshot, -1), (opening, 1)):
+    for more, change in ((snapshot, F.lit(-1)), (opening, 1 + F.col("ahead") - F.col("leftBefore"))):
         if more is not None:
-            events = events.unionByName(more.select(*QUEUE, "sequenceNumber", F.lit(change).alias("change")))
+            events = events.unionByName(more.select(*QUEUE, "sequenceNumber", change.alias("change")))
     digest = F.xxhash64("sequenceNumber")
     low, high = digest.bitwiseAND(F.lit(_LOW_BITS)), F.shiftright(digest, 32)
     sums = events.groupBy(*QUEUE).agg(

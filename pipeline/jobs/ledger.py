@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody does
 from pyspark.sql import types as T  # noqa: N812
 
 from storage.capture.errors import CaptureError
-from storage.capture.manifest import TableName
+from storage.capture.manifest import DataFile, TableName
 from storage.capture.reading import captured
 
 # What ends, or moves on, a message's stay in a queue. `published` does so only with a sequence number: without one, the
@@ -78,15 +78,18 @@ class LedgerError(Exception):
     """The rows are not a ledger; the text names the column."""
 
 
-def read(spark: SparkSession, path: str, table: str = "ledger") -> DataFrame:
+def read(
+    spark: SparkSession, path: str, table: str = "ledger", behind: Mapping[tuple[int, str], int] | None = None
+) -> DataFrame:
     """The rows of a capture at `path`: of all files of the table that its manifest names. Without a manifest, of all
     Parquet files below `path`, or below its folder `table=...` if it has one.
 
-    Raises LedgerError.
+    `behind`: rows before these offsets, by partition and epoch, are not wanted. Files of a capture that have no others
+    are left out, but for one, so that there are columns. Raises LedgerError.
     """
     from pyspark.errors import AnalysisException
 
-    where = captured_files(path, table)
+    where = captured_files(path, table, behind)
     if where is not None:
         if not where:
             raise LedgerError(f"{path}: the capture has no rows of the table {table} yet")
@@ -99,16 +102,27 @@ def read(spark: SparkSession, path: str, table: str = "ledger") -> DataFrame:
     raise LedgerError(f"{path}: no Parquet that can be read ({reason.getCondition()})")
 
 
-def captured_files(path: str, table: str) -> list[str] | None:
-    """The files of a capture as Spark names them; None if there is no capture. Raises LedgerError."""
+def captured_files(path: str, table: str, behind: Mapping[tuple[int, str], int] | None = None) -> list[str] | None:
+    """The files of a capture as Spark names them; None if there is no capture. `behind` as for `read`.
+
+    Raises LedgerError.
+    """
     try:
         found = captured(path if "://" in path else str(Path(path).absolute()))
     except (CaptureError, OSError) as error:
         raise LedgerError(f"{path}: {error}") from error
     if found.namespace is None:
         return None
+    uris = found.uris(TableName(table))
+    if behind is not None:
+        files = zip(uris, found.files(TableName(table)), strict=True)
+        uris = [uri for uri, file in files if _has_rows_behind(file, behind)] or uris[-1:]
     # Hadoop, whose file systems Spark uses, calls some of them by other names than pyarrow.
-    return [re.sub("^s3:", "s3a:", uri) for uri in found.uris(TableName(table))]
+    return [re.sub("^s3:", "s3a:", uri) for uri in uris]
+
+
+def _has_rows_behind(file: DataFile, ends: Mapping[tuple[int, str], int]) -> bool:
+    return any(each.last >= ends.get(each.position, 0) for each in file.ranges)
 
 
 def normalized(rows: DataFrame) -> DataFrame:

@@ -21,7 +21,7 @@ destination's row comes first or last, and the partitions' ledgers do not end at
 
 from collections import defaultdict
 from datetime import timedelta
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -55,24 +55,34 @@ _INTERVAL = pa.struct(
 _BLIND: Final = pa.schema([("namespace", pa.string()), ("blind", pa.list_(_INTERVAL))])
 
 
-def unmatched(offsets: Offsets, grace: timedelta = GRACE, *, is_whole: bool = False) -> DataFrame:
+class Pending(NamedTuple):
+    """What the audit before leaves to this one: the moves whose other side may come after its end, as `pending` gives
+    them; and its problems (`Offsets.problems_table`), near which it was blind."""
+
+    moves: DataFrame
+    problems: DataFrame
+
+
+def unmatched(
+    offsets: Offsets, grace: timedelta = GRACE, *, is_whole: bool = False, before: Pending | None = None
+) -> DataFrame:
     """Moves of which a side is missing, or doubled, by the place that the message left: `namespace`, `generation`,
     `kind`, `entity` (in lower case), `entityId`, `subQueue`, `sequenceNumber`. Of published ones the last two are null.
 
     `messageId`, where only one is known; `left`, `expected` and `arrived`: how often; `firstTime`, `lastTime`;
-    `partition`: the lowest that told of it; `verdict`. `is_whole`: nothing had happened before the ledger's first
-    rows.
+    `partition`: the lowest that told of it; `verdict`. `is_whole`: nothing had happened before the ledger's first rows,
+    or it is known: what an audit `before` left is judged with them. `turnMicros`, and `isPending`: the other side may
+    be behind the ledger's end.
     """
-    moves = (
-        _sides(offsets.rows)
-        .groupBy(*_MOVE)
-        .agg(
-            *(F.sum(name).alias(name) for name in ("left", "expected", "arrived")),
-            F.when(F.min("messageId") == F.max("messageId"), F.max("messageId")).alias("messageId"),
-            F.min("eventTime").alias("firstTime"),
-            F.max("eventTime").alias("lastTime"),
-            F.min("partition").alias("partition"),
-        )
+    sides = _sides(offsets.rows)
+    if before is not None:
+        sides = sides.unionByName(_left_over(before.moves))
+    moves = sides.groupBy(*_MOVE).agg(
+        *(F.sum(name).alias(name) for name in ("left", "expected", "arrived")),
+        F.when(F.min("messageId") == F.max("messageId"), F.max("messageId")).alias("messageId"),
+        F.min("eventTime").alias("firstTime"),
+        F.max("eventTime").alias("lastTime"),
+        F.min("partition").alias("partition"),
     )
     # A subscription may take several copies of a message, by several rules with actions.
     may_be_more = (F.col("kind") == "published") & (F.col("left") > 0)
@@ -84,7 +94,7 @@ def unmatched(offsets: Offsets, grace: timedelta = GRACE, *, is_whole: bool = Fa
     )
     moves = moves.filter(~is_fine).withColumn("verdict", verdict).transform(kept)
     if moves.isEmpty():
-        return moves.select(*_SHOWN)
+        return moves.select(*_SHOWN, "turnMicros", F.lit(False).alias("isPending"))
     micros = int(grace / timedelta(microseconds=1))
     is_wide = F.col("kind").isin(*_BETWEEN_PARTITIONS)
     slack = F.when(is_wide, F.lit(micros)).otherwise(F.lit(0)).cast("long")
@@ -92,11 +102,11 @@ def unmatched(offsets: Offsets, grace: timedelta = GRACE, *, is_whole: bool = Fa
         moves.withColumn("isWide", is_wide)
         .withColumn("fromMicros", F.unix_micros("firstTime") - slack)
         .withColumn("toMicros", F.unix_micros("lastTime") + slack)
-        .join(F.broadcast(_blind(offsets, is_whole)), ["namespace"], "left")
+        .join(F.broadcast(_blind(offsets, is_whole, before)), ["namespace"], "left")
     )
-    is_hidden = F.exists(
-        "blind",
-        lambda each: (
+
+    def hides(each: Column) -> Column:
+        return (
             (each["from"] <= F.col("toMicros"))
             & (each["to"] >= F.col("fromMicros"))
             & F.when(F.col("isWide"), F.lit(True)).otherwise(
@@ -104,10 +114,31 @@ def unmatched(offsets: Offsets, grace: timedelta = GRACE, *, is_whole: bool = Fa
                 & (each["generation"] == F.col("generation"))
                 & (each["partition"] == F.col("partition"))
             )
-        ),
-    )
-    verdict = F.when(is_hidden, F.lit("undecided")).otherwise(F.col("verdict"))
-    return moves.withColumn("verdict", verdict).select(*_SHOWN)
+        )
+
+    verdict = F.when(F.exists("blind", hides), F.lit("undecided")).otherwise(F.col("verdict"))
+    is_at_end = F.exists("blind", lambda each: hides(each) & (each["to"] == _NEVER) & (each["from"] > _LONG_AGO))
+    moves = moves.withColumn("verdict", verdict).withColumn("isPending", is_at_end)
+    return moves.select(*_SHOWN, "turnMicros", "isPending")
+
+
+def pending(found: DataFrame) -> DataFrame:
+    """Of what `unmatched` found: what an audit that goes on from here has to know."""
+    return found.filter("isPending").drop("verdict", "isPending")
+
+
+def shown(found: DataFrame) -> DataFrame:
+    """What `unmatched` found, for people."""
+    return found.select(*_SHOWN)
+
+
+def _left_over(moves: DataFrame) -> DataFrame:
+    """What `pending` gave as sides of moves: the sums with the first time, and nothing more with the last."""
+    counts = ("left", "expected", "arrived")
+    at_first = moves.select(*_MOVE, *counts, "messageId", F.col("firstTime").alias("eventTime"), "partition")
+    none = [F.lit(0).cast("bigint").alias(name) for name in counts]
+    at_last = moves.select(*_MOVE, *none, "messageId", F.col("lastTime").alias("eventTime"), "partition")
+    return at_first.unionByName(at_last)
 
 
 def _sides(rows: DataFrame) -> DataFrame:
@@ -149,7 +180,7 @@ def _move(kind: Column, entity: str, entity_id: str, sub_queue: str, number: str
     ]
 
 
-def _blind(offsets: Offsets, is_whole: bool) -> DataFrame:
+def _blind(offsets: Offsets, is_whole: bool, before: Pending | None) -> DataFrame:
     """By namespace, `blind`: intervals of time [from, to] (microseconds since 1970) in which a row may be missing.
 
     `isWide`: only a row of another partition may be.
@@ -168,6 +199,11 @@ def _blind(offsets: Offsets, is_whole: bool) -> DataFrame:
                 hide(to_micros(problem.first_time), to_micros(problem.last_time))
         if not is_whole:
             hide(_LONG_AGO, to_micros(log.first_time))
+    columns = ("namespace", "partition", "generation", F.unix_micros("firstTime"), F.unix_micros("lastTime"))
+    problems = [] if before is None else before.problems.filter("kind != 'repeated'").select(*columns).collect()
+    for namespace, partition, generation, start, end in problems:
+        own = {"partition": partition, "generation": generation, "isWide": False}
+        intervals[namespace].append({"from": start, "to": end} | own)
     everywhere = {"partition": -1, "generation": -1, "isWide": True}
     for namespace, end in ends.items():
         intervals[namespace].append({"from": end, "to": _NEVER} | everywhere)

@@ -10,7 +10,7 @@ them from the newest, which is 0, by the time of their first rows.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
@@ -34,6 +34,7 @@ _LOGS: Final = pa.schema(
         *((name, pa.int64()) for name in ("low", "end", "rows")),
         *((name, _TIME) for name in ("firstTime", "lastTime")),
         ("segments", pa.list_(pa.int64())),
+        ("isWhole", pa.bool_()),
     ]
 )
 _PROBLEMS: Final = pa.schema(
@@ -70,7 +71,10 @@ class Problem(NamedTuple):
 
 
 class Log(NamedTuple):
-    """The rows of one partition in one epoch: offsets from `low` to before `end`. Segments ascend."""
+    """The rows of one partition in one epoch: offsets from `low` to before `end`. Segments ascend.
+
+    A ledger that begins where another one ended has a log also where there are no rows since.
+    """
 
     namespace: str
     partition: int
@@ -95,14 +99,18 @@ class Offsets(NamedTuple):
     logs: list[Log]
 
     @property
+    def is_uncut(self) -> bool:
+        return not any(each.hides for log in self.logs for each in log.problems)
+
+    @property
     def is_of_one_epoch(self) -> bool:
         return all(log.generation == 0 for log in self.logs)
 
-    def logs_table(self) -> DataFrame:
-        """The logs as `_LOGS`."""
+    def logs_table(self, *, is_whole: bool = False) -> DataFrame:
+        """The logs as `_LOGS`. `isWhole`, if nothing that happened before their ends is hidden or missing."""
         rows = [
             _of_log(log)
-            | {"low": log.low, "end": log.end, "rows": log.rows, "segments": log.segments}
+            | {"low": log.low, "end": log.end, "rows": log.rows, "segments": log.segments, "isWhole": is_whole}
             | {"firstTime": log.first_time, "lastTime": log.last_time}
             for log in self.logs
         ]
@@ -135,10 +143,13 @@ def local_table(spark: SparkSession, rows: Iterable[dict[str, Any]], schema: pa.
     return spark.createDataFrame(pa.Table.from_pylist(list(rows), schema=schema))
 
 
-def offsets_of(ledger: DataFrame, cut: Mapping[tuple[int, str | None], int] | None = None) -> Offsets:
+def offsets_of(
+    ledger: DataFrame, cut: Mapping[tuple[int, str | None], int] | None = None, before: Sequence[Log] = ()
+) -> Offsets:
     """Read the offsets of a normalized ledger, in one pass over it if nothing is missing.
 
-    If its rows end before the cut (see `ledger.until`), the rest is a gap. Raises LedgerError.
+    If its rows end before the cut (see `ledger.until`), the rest is a gap; so is what is missing behind the ends of the
+    logs `before`, with whose epochs it goes on. Raises LedgerError.
     """
     bit = F.expr(f"shiftleft(1L, cast(journalOffset % {_BITS} as int))")
     is_truncated = F.col("op") == "truncated"
@@ -171,6 +182,8 @@ def offsets_of(ledger: DataFrame, cut: Mapping[tuple[int, str | None], int] | No
         if sum(map(len, problems.values())) > MAX_PROBLEMS:
             raise LedgerError(f"the ledger has more than {MAX_PROBLEMS:,} gaps in its offsets (column journalOffset)")
     logs = []
+    known = {(log.namespace, log.partition, log.epoch): log for log in before}
+    _require_that_it_goes_on(found, before)
     generations: dict[tuple[str, int], int] = defaultdict(int)
     for row in sorted(found, key=lambda row: (row.firstTime, row.epoch), reverse=True):
         generation = generations[row.namespace, row.partition]
@@ -182,15 +195,37 @@ def offsets_of(ledger: DataFrame, cut: Mapping[tuple[int, str | None], int] | No
             own.append(
                 Problem("gap", row.end, end, end - row.end, last, datetime.max.replace(tzinfo=UTC), "up to the cut")
             )
+        low = row.low
+        if (last_known := known.pop((row.namespace, row.partition, row.epoch), None)) is not None:
+            low = last_known.end
+            if row.low > low:
+                since, first = last_known.last_time, from_micros(row.firstTime)
+                own.append(Problem("gap", low, row.low, row.low - low, since, first, "since the audit before"))
         own.sort(key=lambda each: (each.from_offset, each.to_offset))
         logs.append(
             Log(
-                *(row.namespace, row.partition, row.epoch, generation, row.low, row.end, row.rows),
+                *(row.namespace, row.partition, row.epoch, generation, low, row.end, row.rows),
                 *(from_micros(row.firstTime), from_micros(row.lastTime), tuple(own)),
             )
         )
+    for log in known.values():  # nothing has happened there since
+        logs.append(log._replace(low=log.end, rows=0, first_time=log.last_time, problems=()))
     logs.sort(key=lambda log: (log.namespace, log.partition, -log.generation))
     return Offsets(_with_generation(ledger, logs).select("*", queue()), logs)
+
+
+def _require_that_it_goes_on(found: Sequence[Row], before: Sequence[Log]) -> None:
+    """Raises LedgerError if a partition was restored since, or the ledger is of other namespaces."""
+    if before and found and not {row.namespace for row in found} & {log.namespace for log in before}:
+        name = found[0].namespace
+        raise LedgerError(f"the ledger is of the namespace {name}, and the audit before is of {before[0].namespace}")
+    epochs = {(log.namespace, log.partition): log.epoch for log in before}
+    for row in found:
+        if (epoch := epochs.get((row.namespace, row.partition), row.epoch)) != row.epoch:
+            raise LedgerError(
+                f"partition {row.partition} was restored since the audit before, which ended in its epoch {epoch}: "
+                "begin a new series of audits"
+            )
 
 
 _EPOCH_BEGIN: Final = datetime(1970, 1, 1, tzinfo=UTC)

@@ -16,7 +16,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
 from py4j.protocol import Py4JJavaError
+from pyarrow.fs import FileSystem, LocalFileSystem
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -153,16 +155,23 @@ def write_tables(output: str, tables: dict[str, DataFrame]) -> None:
 
 def write_report(output: str, report: Report) -> None:
     """Write the page to `output`, a directory or a URL that pyarrow knows."""
-    page = render(report).encode()
-    if "://" in output:
-        from pyarrow.fs import FileSystem
+    files, path = files_at(output)
+    if isinstance(files, LocalFileSystem):
+        files.create_dir(path)
+    with files.open_output_stream(f"{path.rstrip('/')}/{REPORT_NAME}") as file:
+        file.write(render(report).encode())
 
-        files, path = FileSystem.from_uri(output.replace("s3a://", "s3://", 1))
-        with files.open_output_stream(f"{path}/{REPORT_NAME}") as file:
-            file.write(page)
-        return
-    Path(output).mkdir(parents=True, exist_ok=True)
-    (Path(output) / REPORT_NAME).write_bytes(page)
+
+def files_at(url: str) -> tuple[FileSystem, str]:
+    """The file system of a directory or URL, and the path there. Raises OSError."""
+    if "://" not in url:
+        return LocalFileSystem(), str(Path(url).absolute())
+    try:
+        # Hadoop, whose file systems Spark uses, calls some of them by other names than pyarrow.
+        files, path = FileSystem.from_uri(url.replace("s3a://", "s3://", 1))
+    except pa.ArrowInvalid as error:
+        raise OSError(0, str(error), url) from error
+    return files, path
 
 
 def told(error: Exception) -> str:

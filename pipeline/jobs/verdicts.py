@@ -104,9 +104,10 @@ def sketches(rows: DataFrame, snapshot: DataFrame | None = None, opening: DataFr
     way = F.when(F.col("kind") == _ENTERED, -F.col("journalOffset")).otherwise(F.col("journalOffset"))
     marks = rows.filter(has_place()).select(*PLACE, kind.alias("kind"), "journalOffset", "partition")
     marks = marks.select(*PLACE, "kind", F.when(F.col("kind").isNotNull(), way).alias("way"), "partition")
-    for more, mark in ((snapshot, _PRESENT), (opening, _ENTERED)):
+    is_under_way = F.col("ahead") != 0
+    for more, mark in ((snapshot, F.lit(_PRESENT)), (opening, F.when(is_under_way, _ODD).otherwise(_ENTERED))):
         if more is not None:
-            told = more.select(*PLACE, F.lit(mark).alias("kind"), "partition")
+            told = more.select(*PLACE, mark.alias("kind"), "partition")
             marks = marks.unionByName(told, allowMissingColumns=True)
     return marks.groupBy(*PLACE).agg(
         F.bit_or("kind").alias("kinds"),
@@ -152,9 +153,15 @@ def places(rows: DataFrame, snapshot: DataFrame | None = None, opening: DataFram
         "partition",
     )
     counts = ("entered", "arrived", "left", "ended", "unexplained", "moved", "seen", "present")
-    for more, counted in ((snapshot, "present"), (opening, "entered")):
+    ahead, none = F.col("ahead"), F.lit(0)
+    before = {
+        "entered": F.lit(1),
+        **{"arrived": F.greatest(ahead, none), "moved": F.greatest(-ahead, none)},
+        **dict.fromkeys(("left", "ended"), F.col("leftBefore")),
+    }
+    for more, counted in ((snapshot, {"present": F.lit(1)}), (opening, before)):
         if more is not None:
-            columns = [F.lit(int(name == counted)).alias(name) for name in counts]
+            columns = [counted.get(name, none).alias(name) for name in counts]
             events = events.unionByName(more.select(*PLACE, "partition", *columns), allowMissingColumns=True)
     return events.groupBy(*PLACE).agg(
         # What is taken back may have been before the ledger's first row.
@@ -169,7 +176,8 @@ def places(rows: DataFrame, snapshot: DataFrame | None = None, opening: DataFram
 
 
 def keyed(messages: DataFrame, what: str, namespace: str | None = None, newest: DataFrame | None = None) -> DataFrame:
-    """NAMES and PLACE of messages, each once, and its `partition`, which may be null.
+    """NAMES and PLACE of messages, each once; its `partition`, which may be null; `ahead` and `leftBefore`, as
+    `Judged.open` has them.
 
     `namespace` is that of all, if it is given: a client knows a namespace by its host, which need not be its name.
 
@@ -193,6 +201,7 @@ def keyed(messages: DataFrame, what: str, namespace: str | None = None, newest: 
         "subQueue",
         F.col("sequenceNumber").cast("bigint").alias("sequenceNumber"),
         column("partition", "int", None) if newest is None else F.lit(None).cast("int").alias("partition"),
+        *(column("ahead", "int", 0), column("left", "int", 0).alias("leftBefore")),
         *([column("entityId", "int", 0)] if newest is None else ()),
     )
     if newest is not None:
@@ -202,7 +211,8 @@ def keyed(messages: DataFrame, what: str, namespace: str | None = None, newest: 
 
 
 class Judged(NamedTuple):
-    """All places with their `verdict`: `fine` are those that need no second look, `others` those that did.
+    """All places with their `verdict`: `fine` are those that need no second look, `others` those that did. `isOpen` of
+    the first: it has not left.
 
     `queues` has NAMES by `queue`.
     """
@@ -212,13 +222,27 @@ class Judged(NamedTuple):
     queues: DataFrame
 
     def all(self) -> DataFrame:
-        """PLACE, `partition` (the highest that told of it), `left`, `ended`, `isOpen` (nothing says that it is
-        elsewhere), `verdict`."""
-        left, is_open = F.col("left"), (F.col("left") == 0) & (F.col("moved") <= F.col("arrived"))
-        others = self.others.select(
-            *PLACE, F.col("maxPartition").alias("partition"), left, "ended", is_open.alias("isOpen"), "verdict"
+        """PLACE, `partition` (the highest that told of it), `left`, `ended`, `verdict`."""
+        others = self.others.select(*PLACE, F.col("maxPartition").alias("partition"), "left", "ended", "verdict")
+        return self.fine.drop("isOpen").unionByName(others)
+
+    def open(self) -> DataFrame:
+        """PLACE and `partition` of what is in the queues at the end: what has entered and not left, if it is not lost;
+        and what the snapshot has, though it should not be there: an audit that goes on has told of it.
+
+        `ahead`: so many times more often it has arrived with its entity than it has moved away, because partitions end
+        at different times. With -1 it is in no queue yet. With another number than 0, it may also have `left`.
+        """
+        verdict, ahead = F.col("verdict"), (F.col("arrived") - F.col("moved")).cast("int")
+        none = F.lit(0)
+        fine = self.fine.filter("isOpen").select(*PLACE, "partition", none.alias("ahead"), none.alias("left"))
+        is_open = ((F.col("left") == 0) | (ahead != 0)) & ~verdict.isin("lost", "ghost")
+        is_there = verdict.isin("ghost", "left_but_present") & (F.col("present") > 0)
+        others = self.others.filter(is_open | is_there).select(
+            *(*PLACE, F.col("maxPartition").alias("partition"), ahead.alias("ahead")),
+            F.when(is_there, none).otherwise(F.least("left", F.lit(1))).alias("left"),
         )
-        return self.fine.unionByName(others)
+        return fine.unionByName(others).filter(F.col("generation") == 0)
 
     def named(self, places: DataFrame) -> DataFrame:
         """The same rows with NAMES."""

@@ -76,15 +76,16 @@ class Worker:
             for partition in self.partitions
             if self._chance.random() < 0.8 or sends is not None
         ]
+        named, self._named = self._named, self._named | {partition for partition, _, _ in items}
         self._codec.events = items if events is True else events or []
-        self.log.commit(self.time_ms)
+        if not self.log.commit(self.time_ms):  # nothing has changed, and so nothing was logged
+            self._named = named
         self.publish()
 
     def _change(self, partition: int, sends: int | None, size: int | None) -> list[Any]:
         store, chance = self.log.stores[partition], self._chance
         hints: list[Any] = []
         if partition not in self._named:
-            self._named.add(partition)
             hints.append(NAMED)
         present = self._present[partition]
         for _ in range(chance.randint(0, 4) if sends is None else sends):
