@@ -10,7 +10,7 @@ from http.client import HTTPConnection
 
 import pytest
 from capture_and_restore import WAIT_S, as_it_was, capture_all, restore
-from everything import CONFIG, load, mark, names_in, seen, settled
+from everything import CONFIG, load, names_in, seen, settled
 
 from protocol.nodes.sas_tokens import generate
 from storage.data_dir import read_description
@@ -20,11 +20,14 @@ from tests.cluster.machines import Certificates, Cluster, Machine
 from tests.end_to_end.health import eventually
 
 
-@pytest.fixture
-def cluster(tmp_path):
-    certificates = Certificates(tmp_path / "certificates")
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("cluster")
+    certificates = Certificates(directory / "certificates")
     settings = CONFIG.replace("partitions = 4\n", "").replace("[journal]\n", '[journal]\nhold_for = ["nightly"]\n')
-    with Cluster(tmp_path, settings, gateways=2, certificates=certificates, has_journals=True) as cluster:
+    with Cluster(directory, settings, gateways=2, certificates=certificates, has_journals=True) as cluster:
+        accepted, _ = asyncio.run(load(cluster.gateways[0]))
+        assert names_in(asyncio.run(settled(cluster.gateways[0]))) == accepted
         yield cluster
     for machine in cluster.machines:
         assert "Traceback" not in machine.log_file.read_text(), machine.log()
@@ -47,31 +50,7 @@ def overview(gateway: Machine, path: str = "/$journal?current=1") -> dict:
     return json.loads(text)
 
 
-def test_a_machine_that_is_gone_comes_back_with_what_was_captured(cluster, tmp_path):
-    gateway, lost = cluster.gateways[0], cluster.workers[1]
-    accepted, _ = asyncio.run(load(gateway))
-    before = asyncio.run(settled(gateway))
-    assert names_in(before) == accepted
-    capture_all(gateway, tmp_path, "mark")
-    before = asyncio.run(seen(gateway))
-    lost.kill()
-    shutil.rmtree(lost.data_dir)
-    told = restore(lost, tmp_path, "--partitions", "1,3")
-    assert "restored to 2 partitions" in told
-    description = read_description(lost.data_dir)
-    assert (description.partitions, description.owned) == (4, (1, 3))
-    assert verify(lost.data_dir).ok
-    lost.start()
-    eventually(lambda: gateway.get("/readyz")[0] == 200, "all partitions are there", 30)
-    after = asyncio.run(settled(gateway))
-    for place, messages in before.items():
-        assert {number: as_it_was(each) for number, each in after[place].items()} == {
-            number: as_it_was(each) for number, each in messages.items()
-        }, (place, told)
-
-
 def test_journals_of_all_machines_are_read_as_one(cluster):
-    asyncio.run(load(cluster.gateways[0]))
     for gateway in cluster.gateways:
         found = overview(gateway)
         assert [each["partition"] for each in found["partitions"]] == [0, 1, 2, 3]
@@ -89,7 +68,6 @@ def test_journals_of_all_machines_are_read_as_one(cluster):
 
 def test_a_consumer_of_all_tells_each_journal_its_own(cluster):
     one, other = cluster.gateways
-    asyncio.run(load(one))
     before = overview(one)
     [held] = before["consumers"]
     assert held["name"] == "nightly"
@@ -115,7 +93,6 @@ def test_a_consumer_of_all_tells_each_journal_its_own(cluster):
 
 def test_a_journal_that_is_away_is_named_and_no_part_is_taken_for_all(cluster):
     gateway, away = cluster.gateways[0], cluster.workers[1]
-    asyncio.run(mark(gateway, "mark"))
     before = overview(gateway)
     away.kill()
     status, text = asked(gateway, "/$journal")
@@ -130,6 +107,26 @@ def test_a_journal_that_is_away_is_named_and_no_part_is_taken_for_all(cluster):
     assert asked(gateway, at.replace("/0?", "/1?"))[0] == 503
     away.start()
     eventually(lambda: asked(gateway, "/$journal")[0] == 200, "the journal is there again", WAIT_S)
+
+
+def test_a_machine_that_is_gone_comes_back_with_what_was_captured(cluster, tmp_path):
+    gateway, lost = cluster.gateways[0], cluster.workers[1]
+    capture_all(gateway, tmp_path, "mark")
+    before = asyncio.run(seen(gateway))
+    lost.kill()
+    shutil.rmtree(lost.data_dir)
+    told = restore(lost, tmp_path, "--partitions", "1,3")
+    assert "restored to 2 partitions" in told
+    description = read_description(lost.data_dir)
+    assert (description.partitions, description.owned) == (4, (1, 3))
+    assert verify(lost.data_dir).ok
+    lost.start()
+    eventually(lambda: gateway.get("/readyz")[0] == 200, "all partitions are there", 30)
+    after = asyncio.run(settled(gateway))
+    for place, messages in before.items():
+        assert {number: as_it_was(each) for number, each in after[place].items()} == {
+            number: as_it_was(each) for number, each in messages.items()
+        }, (place, told)
 
 
 def test_only_certificates_of_the_namespace_read_the_journal(cluster):
