@@ -102,6 +102,10 @@ def test_the_audit_runs_hourly_and_the_others_daily():
     assert len({each[0] for each in schedules.values()}) == len(JOBS)  # not all at once
 
 
+def test_an_hourly_audit_does_not_read_all_that_was_captured():
+    assert "--series" in container(as_workload("flow-audit"))["args"]
+
+
 def main_of(path: Path) -> Callable[[], object]:
     """The `main` of a program of Spark's, without running it. It reads sys.argv."""
     if path.parent == ROOT / "pipeline" / "jobs":

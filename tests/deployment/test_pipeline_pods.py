@@ -194,7 +194,8 @@ def test_the_job_of_an_audit_fails_when_it_finds_a_fault(api, node, tmp_path):
     history.rows.append(history.rows[-1] | {"journalOffset": len(history.rows)})
     capture(tmp_path, history)
     assert ran(node, api, "flow-audit") == 1, node.logs()
-    faults = pq.read_table(report(tmp_path, "flow-audit") / "faults").to_pylist()
+    [audit] = report(tmp_path, "flow-audit").iterdir()
+    faults = pq.read_table(audit / "faults").to_pylist()
     assert [row["verdict"] for row in faults] == ["left_twice"]
     check_what_was_asked(api, node)
 
