@@ -36,6 +36,7 @@ MAX_BYTES: Final = 4 << 20  # of the messages in one answer; servers refuse more
 TRIED: Final = 8  # messages by which it is found out whether the server locks active ones by their numbers
 CONNECT_S: Final = 30.0
 PAUSE_S: Final = 0.5
+_PASSING: Final = frozenset({conditions.SERVER_BUSY, conditions.TIMEOUT})
 
 
 class Wanted(NamedTuple):
@@ -60,7 +61,8 @@ class Outcome(NamedTuple):
 def complete(access: Access, address: str, wanted: Sequence[Wanted], patience_s: float) -> Outcome:
     """Complete these messages of a queue, subscription or dead-letter queue without sessions.
 
-    A lost connection is made again, for `patience_s` without one that is completed. Raises ClientError, TimeoutError.
+    A lost connection is made again, and what is refused as busy is tried again, for `patience_s` without one that is
+    completed. Raises ClientError, TimeoutError.
     """
     return asyncio.run(_Completing(access, address, wanted).run(patience_s))
 
@@ -78,7 +80,9 @@ class _Completing:
         while True:
             try:
                 return await self._once()
-            except (ConnectionLost, TimeoutError):
+            except (ClientError, TimeoutError) as error:
+                if not _passes(error):
+                    raise
                 if len(self._completed) > before:
                     since_s, before = time.monotonic(), len(self._completed)
                 if time.monotonic() - since_s >= patience_s:
@@ -122,7 +126,7 @@ class _Completing:
         try:
             locked = await management.receive_deferred(numbers, active=True)
         except RequestFailed as error:
-            if error.condition == conditions.UNAUTHORIZED_ACCESS:
+            if error.condition == conditions.UNAUTHORIZED_ACCESS or _passes(error):
                 raise
             if len(numbers) > 1:
                 half = len(numbers) // 2
@@ -138,8 +142,12 @@ class _Completing:
             else:
                 others.append(token)
         if meant:
-            with suppress(RequestFailed):  # a lock has ended
+            try:
                 await management.complete(list(meant.values()))
+            except RequestFailed as error:
+                if _passes(error):
+                    raise
+            else:  # not if a lock has ended
                 self._done(meant)
         if others:
             await management.abandon(others)
@@ -167,3 +175,8 @@ class _Completing:
     async def _is_there(self, management: Management, number: int) -> bool:
         found = await management.peek(1, number, omit_body=True)
         return bool(found) and Message.decode(found[0]).sequence_number == number
+
+
+def _passes(error: ClientError | TimeoutError) -> bool:
+    """Another try may help: the broker or a worker of it is away or starts, or its answer was lost."""
+    return isinstance(error, ConnectionLost | TimeoutError) or error.condition in _PASSING

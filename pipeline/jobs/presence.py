@@ -27,8 +27,9 @@ from protocol.client.connection import Connection, connect_to
 from protocol.client.errors import AuthenticationFailed, ClientError
 from pyspark_peeklock.as_of import ENTERING, LEAVING
 from pyspark_peeklock.as_of import MOVED as WITH_ITS_ENTITY
-from pyspark_peeklock.errors import AnotherEpoch, BrowseFailed, OutOfRetention
+from pyspark_peeklock.errors import BrowseFailed
 from pyspark_peeklock.journal_client import Endpoint, JournalClient
+from pyspark_peeklock.journal_offsets import PartitionState
 from pyspark_peeklock.options import SUB_QUEUES, Access
 from pyspark_peeklock.parts import OffsetRange
 
@@ -120,15 +121,21 @@ def _cut(client: JournalClient, logs: Sequence[Log]) -> tuple[str, list[OffsetRa
                 f"the ledger ends in the epoch {log.epoch} of partition {partition}, and the broker's journal is in "
                 f"{state.epoch if state else 'none'}: capture again"
             )
-        if log.end < state.low:
-            raise OutOfRetention(partition, log.end, state.low, state.stable)
+        _require_kept(log.end, state)
         found.append(OffsetRange(partition, log.epoch, log.end, log.end))
     for partition in states.keys() - own.keys():  # it had no rows yet
-        state = states[partition]
-        if state.low > 0:
-            raise OutOfRetention(partition, 0, state.low, state.stable)
-        found.append(OffsetRange(partition, state.epoch, 0, 0))
+        _require_kept(0, states[partition])
+        found.append(OffsetRange(partition, states[partition].epoch, 0, 0))
     return namespace, found
+
+
+def _require_kept(end: int, state: PartitionState) -> None:
+    """Raises LedgerError if rows behind the ledger's end are gone."""
+    if end < state.low:
+        raise LedgerError(
+            f"the ledger ends before offset {end} of partition {state.partition}, and the journal keeps rows from "
+            f"{state.low} on: capture again"
+        )
 
 
 # -- what is there now
@@ -234,7 +241,7 @@ def _changes(spark: SparkSession, endpoint: Endpoint, client: JournalClient, cut
     for each in cut:
         state = states.get(each.partition)
         if state is None or state.epoch != each.epoch:
-            raise AnotherEpoch(each.partition, each.epoch, state.epoch if state else "none", each.first)
+            raise LedgerError(f"partition {each.partition} was restored meanwhile: capture again")
         if each.first < state.stable:
             rows.append({"partition": each.partition, "epoch": each.epoch, "first": each.first, "end": state.stable})
     spread = local_table(spark, rows, _RANGES).repartition(max(1, len(rows)))

@@ -27,7 +27,7 @@ from pipeline.jobs.ledger import LedgerError
 from pipeline.jobs.report import Report, render
 from protocol.client.errors import ClientError
 from pyspark_peeklock import readiness
-from pyspark_peeklock.errors import InvalidOption
+from pyspark_peeklock.errors import InvalidOption, PeeklockSourceError
 
 FAULTS_FOUND: Final = 1
 WRONG_USE: Final = 2
@@ -195,7 +195,7 @@ def run(job: Callable[[Sequence[str]], int], arguments: Sequence[str] | None = N
         # PySpark makes its own exceptions of some of Java's. The text of the others begins with a line about a call.
         print(f"peeklock: Spark could not do it: {told(error)}", file=sys.stderr)
         return NOT_DONE
-    except (NotDone, ClientError, TimeoutError) as error:
+    except (NotDone, PeeklockSourceError, ClientError, TimeoutError) as error:
         print(f"peeklock: {error}", file=sys.stderr)
         return NOT_DONE
     except OSError as error:

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 
 import pytest
 
@@ -11,6 +12,7 @@ from protocol.client.messages import Message
 from protocol.message.batches import pack_batch
 from pyspark_peeklock.options import Access
 from tests.brokers import Broker
+from tests.end_to_end.health import eventually
 from tests.pipeline.holding import locked
 from tests.pipeline.programs import counts_over_http
 
@@ -161,3 +163,30 @@ def test_a_broker_that_is_killed_meanwhile_makes_no_difference(broker, access, w
     assert sorted(done.completed + done.gone) == [each.number for each in found[:3000]]
     assert done.left == []
     assert take(broker, "orders" + DEAD).keys() == {each.number for each in found[3000:]}
+
+
+def test_while_a_worker_is_away_it_is_tried_again(tmp_path, way):
+    """Its gateway stays and refuses as busy, or answers that the outcome is not known."""
+    with Broker(tmp_path, ENTITIES, workers=1) as broker:
+        (tmp_path / "secret").write_text(broker.connection_string)
+        found = dead_letters(broker, "orders", 3000)
+
+        def kill():
+            for _ in range(4):
+                time.sleep(0.2)
+                for worker in broker.worker_processes():
+                    worker.kill()
+
+        thread = threading.Thread(target=kill)
+        thread.start()
+        ended = []
+        for start in range(0, 3000, 1000):
+            ended.append(
+                complete(Access(str(tmp_path / "secret"), None), "orders" + DEAD, found[start : start + 1000], 60.0)
+            )
+        thread.join()
+        assert [number for each in ended for number in each.left] == []
+        numbers = sorted(number for each in ended for number in (*each.completed, *each.gone))
+        assert numbers == [each.number for each in found]
+        eventually(lambda: broker.get("/readyz")[0] == 200, "the worker is there again", 30)
+        assert take(broker, "orders" + DEAD) == {}

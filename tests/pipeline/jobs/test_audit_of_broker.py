@@ -14,7 +14,8 @@ pytest.importorskip("pyspark")
 from pipeline.jobs import audit, running
 from tests.brokers import REPOSITORY, Broker
 from tests.end_to_end.health import eventually
-from tests.pipeline import planting
+from tests.pipeline import ledgers, planting
+from tests.pipeline.ledgers import History
 from tests.pipeline.planting import Ledger
 from tests.pipeline.traffic import CONFIG, Traffic
 
@@ -40,15 +41,17 @@ def capture(broker, tmp_path):
     subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
 
 
+def options(broker, tmp_path, name):
+    found = ["--ledger", str(tmp_path / "ledger"), "--output", str(tmp_path / name), "--whole", "--fail-on-faults"]
+    found += ["--connection-string-file", str(tmp_path / "secret")]
+    return [*found, "--http-endpoint", f"http://localhost:{broker.http_port}"]
+
+
 def audited(broker, tmp_path, name, *more, code=0):
     """The verdicts: how many messages have which."""
-    output = tmp_path / name
-    options = ["--ledger", str(tmp_path / "ledger"), "--output", str(output), "--whole", "--fail-on-faults"]
-    options += ["--connection-string-file", str(tmp_path / "secret")]
-    options += ["--http-endpoint", f"http://localhost:{broker.http_port}", *more]
-    assert audit.main(options) == code
+    assert audit.main([*options(broker, tmp_path, name), *more]) == code
     found = {}
-    for row in pq.read_table(output / "verdicts").to_pylist():
+    for row in pq.read_table(tmp_path / name / "verdicts").to_pylist():
         found[row["verdict"]] = found.get(row["verdict"], 0) + row["messages"]
     return found
 
@@ -109,3 +112,35 @@ def test_what_is_lost_is_named_though_others_come_and_go(broker, tmp_path):
         assert {(verdict, queue.lower(), number) for verdict, queue, number in named} == {
             (verdict, queue.lower(), number) for verdict, queue, number in wanted
         }
+
+
+@pytest.mark.parametrize(
+    ("namespace", "epoch", "told"),
+    [
+        ("shop", "00", "the ledger has no rows of the namespace peeklock, which the broker is; it has shop"),
+        ("peeklock", "00", "the ledger ends in the epoch 00 of partition 0, and the broker's journal is in "),
+    ],
+)
+def test_a_ledger_of_another_broker_or_from_before_a_restore_is_refused(
+    broker, tmp_path, capsys, namespace, epoch, told
+):
+    asyncio.run(Traffic(broker, 5, 1).leave_some())
+    history = History(namespace=namespace, partitions=1)
+    history.send("orders")
+    ledgers.write(tmp_path / "ledger", [row | {"epoch": epoch} for row in history.rows])
+    assert audit.main(options(broker, tmp_path, "audit")) == running.WRONG_USE
+    assert told in capsys.readouterr().err
+
+
+def test_a_broker_that_is_away_and_a_file_that_is_missing_are_said(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(audit, "PATIENCE_S", 1.0)
+    history = History(partitions=1)
+    history.send("orders")
+    ledgers.write(tmp_path / "ledger", history.rows)
+    arguments = ["--ledger", str(tmp_path / "ledger"), "--output", str(tmp_path / "audit")]
+    arguments += ["--connection-string-file", str(tmp_path / "secret"), "--http-endpoint", "http://localhost:1"]
+    assert audit.main(arguments) == running.WRONG_USE
+    assert "secret" in capsys.readouterr().err
+    (tmp_path / "secret").write_text("Endpoint=sb://localhost;SharedAccessKeyName=a;SharedAccessKey=b")
+    assert audit.main(arguments) == running.NOT_DONE
+    assert "nothing has come for 1 s" in capsys.readouterr().err
