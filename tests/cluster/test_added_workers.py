@@ -1,5 +1,7 @@
 """A namespace that gets another worker while clients use it, and a gateway that starts without some of its workers."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +10,8 @@ import pytest
 
 from broker.catalog.catalog import home_partition
 from protocol.codec import Symbol
+from tests.brokers import REPOSITORY
+from tests.capture.checks import captured_rows
 from tests.cluster.machines import Cluster, Machine
 from tests.end_to_end.health import eventually
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, Closed, RawPeer, body_of, message
@@ -66,13 +70,13 @@ class Sender:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path, CONFIG, gateways=2) as cluster:
+    with Cluster(tmp_path, f'[journal]\nmode = "events"\n{CONFIG}', gateways=2, has_journals=True) as cluster:
         yield cluster
     for machine in cluster.machines:
         assert "Traceback" not in machine.log_file.read_text(), machine.log()
 
 
-def test_a_worker_is_added_while_clients_send(cluster: Cluster) -> None:
+def test_a_worker_is_added_while_clients_send(cluster: Cluster, tmp_path: Path) -> None:
     with RawPeer.connect(cluster.gateways[0].amqp_port) as peer:
         assert create(Node(peer, NODE), "queue", name=PLAIN).status == 200
         send(peer, PLAIN, b"before")
@@ -104,6 +108,26 @@ def test_a_worker_is_added_while_clients_send(cluster: Cluster) -> None:
         # Each was accepted once, but for those whose answer was lost with a process.
         found = take_all(peer, "wide")
         assert sent <= len(found) <= sent + 2 * len(old)
+    rows = captured(cluster.gateways[1], tmp_path / "captured")
+    assert {row["partition"] for row in rows} == set(range(6))
+    enqueued = [row for row in rows if row["op"] == "enqueued"]
+    # Each is in the journal of one machine, also those that another one has forwarded.
+    assert sum(row["entity"] == "wide" for row in enqueued) == len(found)
+    assert sum(row["op"] == "completed" and row["entity"] == "wide" for row in rows) == len(found)
+    assert sum(row["entity"] == "wider" and row["originEntity"] == "moves" for row in enqueued) == 12
+    [left] = [row for row in rows if row["op"] == "moved"]
+    [arrived] = [row for row in enqueued if row["reason"] == "moved"]
+    assert (left["partition"], arrived["partition"]) == (home_partition(PLAIN, 4), 4)
+    assert {each["entity"] for each in (left, arrived)} == {PLAIN}
+
+
+def captured(gateway: Machine, folder: Path) -> list[dict[str, object]]:
+    """What the journals of all machines have."""
+    command = [sys.executable, "-m", "broker.cli", "capture", str(folder), "--once"]
+    command += ["--http-endpoint", f"http://localhost:{gateway.http_port}"]
+    command += ["--connection-string", gateway.connection_string]
+    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
+    return [row for rows in captured_rows(folder).values() for row in rows]
 
 
 def take_all(peer: RawPeer, queue: str) -> list[bytes]:
