@@ -19,7 +19,8 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from pipeline.jobs import plots, running
 from pipeline.jobs.fingerprints import fingerprint, masked, text_of
-from pipeline.jobs.ledger import LedgerError, captured_files, kept, normalized, read
+from pipeline.jobs.identities import MAX_MOVES
+from pipeline.jobs.ledger import ENTERS, MOVED, LedgerError, captured_files, kept, normalized, read
 from pipeline.jobs.report import Report, Section, Table, labels
 from pyspark_peeklock.errors import JournalRefused
 from pyspark_peeklock.records import columns_of
@@ -28,6 +29,11 @@ SAMPLES: Final = 3
 SAMPLE_CHARACTERS: Final = 300
 NO_REASON: Final = "(no reason given)"
 _PLACE = ("namespace", "partition", "epoch", "entity", "entityId", "subQueue", "sequenceNumber")
+_FIRST = {name: f"first_{name}" for name in _PLACE}
+_ORIGIN = {
+    **{"entity": "originEntity", "entityId": "originEntityId"},
+    **{"subQueue": "originSubQueue", "sequenceNumber": "originSequenceNumber"},
+}
 _DEAD_LETTER_QUEUES = ("deadletter", "transferdeadletter")
 _SHOWN = 30
 
@@ -56,11 +62,11 @@ def queues(ledger: DataFrame) -> DataFrame:
     return found.withColumn("waiting", F.greatest(F.col("entered") - F.col("left"), F.lit(0)))
 
 
-def with_bodies(dead: DataFrame, messages: DataFrame | None) -> DataFrame:
+def with_bodies(dead: DataFrame, messages: DataFrame | None, ledger: DataFrame) -> DataFrame:
     """`dead` with `body` and `messageId`, both null where the ledger does not have them.
 
-    `messages` are rows with the stored `record`, or with a `body`: those that brought a message into the queue where
-    it was dead-lettered. Raises LedgerError.
+    `messages` are rows with the stored `record`, or with a `body`. A message has one in the row that brought it to its
+    partition; from queue to queue of that partition, the rows of the `ledger` name its origins. Raises LedgerError.
     """
     if messages is None:
         return dead.withColumn("body", F.lit(None).cast("binary")).withColumn("messageId", F.lit(None).cast("string"))
@@ -73,11 +79,37 @@ def with_bodies(dead: DataFrame, messages: DataFrame | None) -> DataFrame:
     brought = normalized(messages).filter(F.col("op").isin("enqueued", "scheduled") & F.col("record").isNotNull())
     brought = brought.select(*_PLACE, "messageId", "record").dropDuplicates(list(_PLACE))
     # Only of what was dead-lettered, bodies are decoded.
-    found = dead.join(brought, list(_PLACE), "left")
+    firsts = _firsts(dead, brought.select(*_PLACE), normalized(ledger))
+    found = dead.join(firsts, list(_PLACE), "left").join(brought.withColumnsRenamed(_FIRST), [*_FIRST.values()], "left")
+    found = found.drop(*_FIRST.values())
     if has_body:
         return found.withColumnRenamed("record", "body")
     schema = found.drop("record").schema.add("body", "binary")
     return found.mapInArrow(_decoded, schema)
+
+
+def _firsts(dead: DataFrame, brought: DataFrame, ledger: DataFrame) -> DataFrame:
+    """By place of each that was dead-lettered, the place (_FIRST) whose row in `brought` has its body, if there is one.
+
+    A message that waited to be due, or that another queue of the same partition has forwarded, has it there.
+    """
+    has_origin = F.col("originSequenceNumber").isNotNull() & ~F.col("reason").eqNullSafe(MOVED)
+    moves = ledger.filter(F.col("op").isin(*ENTERS) & has_origin).select(
+        *(F.col(name).alias(_FIRST[name]) for name in _PLACE),
+        *(F.col(_ORIGIN.get(name, name)).alias(f"next_{name}") for name in _PLACE),
+    )
+    at = dead.select(*_PLACE, *(F.col(name).alias(_FIRST[name]) for name in _PLACE))
+    known = brought.withColumnsRenamed(_FIRST)
+    found = at.join(known, [*_FIRST.values()], "left_semi")
+    left = at.join(known, [*_FIRST.values()], "left_anti").transform(kept)
+    for _ in range(MAX_MOVES):
+        if left.isEmpty():
+            break
+        origins = left.join(moves, [*_FIRST.values()])
+        at = origins.select(*_PLACE, *(F.col(f"next_{name}").alias(_FIRST[name]) for name in _PLACE))
+        found = found.unionByName(at.join(known, [*_FIRST.values()], "left_semi"))
+        left = at.join(known, [*_FIRST.values()], "left_anti").transform(kept)
+    return found.dropDuplicates(list(_PLACE))
 
 
 def _decoded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -254,7 +286,7 @@ def _job(arguments: Sequence[str]) -> int:
         tables = {
             "summary": summary(dead).transform(kept),
             "queues": queues(ledger).transform(kept),
-            "poison": poison(with_bodies(dead, messages), samples=not options.no_samples).transform(kept),
+            "poison": poison(with_bodies(dead, messages, ledger), samples=not options.no_samples).transform(kept),
         }
     with running.step(f"writing {options.output}"):
         running.write_tables(options.output, tables)

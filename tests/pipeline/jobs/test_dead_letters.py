@@ -28,7 +28,7 @@ def dead(history, entity, body, reason="MaxDeliveryCountExceeded", **more):
 
 def groups(spark, history, *, bodies=True, **options):
     frame = ledgers.frame(spark, history.rows)
-    found = poison(with_bodies(dead_letters.dead_letters(frame), frame if bodies else None), **options)
+    found = poison(with_bodies(dead_letters.dead_letters(frame), frame if bodies else None, frame), **options)
     return sorted(found.collect(), key=lambda row: (-row.messages, row.masked or ""))
 
 
@@ -106,4 +106,26 @@ def test_messages_without_any_body_column_are_refused(spark):
     dead(history, "orders", b"x")
     ledger = ledgers.frame(spark, history.rows)
     with pytest.raises(LedgerError, match="neither a column record nor body"):
-        with_bodies(dead_letters.dead_letters(ledger), ledger.drop("record"))
+        with_bodies(dead_letters.dead_letters(ledger), ledger.drop("record"), ledger)
+
+
+def test_bodies_are_found_where_messages_came_from(spark):
+    history = History(partitions=1)
+    scheduled = history._enter("scheduled", ("orders", "active"), "later", record=record(b"waited"))
+    history.dead_letter(history.activate(scheduled))
+    first = history.send("inbox", record=record(b"forwarded twice"))
+    history.dead_letter(history.forward(history.forward(first, "relay"), "orders"))
+    again = history.dead_letter(history.send("orders", record=record(b"dead twice")))
+    history.dead_letter(history.forward(again, "graveyard"))
+    moved = history.send("roaming", record=record(b"moved"))
+    history.move_entity("roaming")
+    history.dead_letter(moved)
+    history.dead_letter(history.forward(history.send("inbox"), "orders"), "NoBody", description="nobody knows")
+    found = {row.masked: (row.messages, row.isOfBody) for row in groups(spark, history)}
+    assert found == {
+        "waited": (1, True),
+        "forwarded twice": (1, True),
+        "dead twice": (1, True),
+        "moved": (1, True),
+        "nobody knows": (1, False),
+    }
