@@ -10,7 +10,7 @@ It reads the ledger, and what was in the queues if that is given, and writes
 | `ids` | what became of the message ids that a fault concerns (`pipeline.jobs.identities`) |
 | `offsets`, `problems` | which offsets the ledger has, and which it lacks (`pipeline.jobs.offsets`) |
 | `open` | what is in the queues at the end (`Judged.open`): the `--opening` of an audit of the rows that follow |
-| `pending` | moves whose other side may come behind the end, for an audit that goes on (`pipeline.jobs.series`) |
+| `pending` | of a series (`pipeline.jobs.series`): moves whose other side may come behind the end, for the next audit |
 """
 
 import argparse
@@ -62,8 +62,8 @@ class Audit(NamedTuple):
     hidden: Mapping[tuple[str, str], str]
     is_whole: bool
 
-    def tables(self) -> dict[str, DataFrame]:
-        return {
+    def tables(self, *, is_of_series: bool = False) -> dict[str, DataFrame]:
+        found = {
             "verdicts": self.verdicts,
             "faults": self.faults,
             "moves": self.moves,
@@ -71,8 +71,8 @@ class Audit(NamedTuple):
             "offsets": self.offsets.logs_table(is_whole=self.is_whole),
             "problems": self.offsets.problems_table(),
             "open": self.open,
-            "pending": self.pending,
         }
+        return found | {"pending": self.pending} if is_of_series else found
 
 
 def audit(
@@ -450,7 +450,7 @@ def _job(arguments: Sequence[str]) -> int:
         numbers = summary(found)
     with running.step(f"writing {output}"):
         with ThreadPoolExecutor() as beside:
-            written = beside.submit(running.write_tables, output, found.tables())
+            written = beside.submit(running.write_tables, output, found.tables(is_of_series=options.series))
             page = report(found, numbers, snapshot is not None or broker is not None)
             written.result()
         running.write_report(output, page)

@@ -88,7 +88,7 @@ def test_the_audit_writes_tables_and_a_page_and_fails_on_faults(spark, tmp_path,
     assert re.search(r"judging: \d+\.\d s", said.err)
     faults = pq.read_table(tmp_path / "out" / "faults").to_pylist()
     assert [(row["verdict"], row["entity"], row["sequenceNumber"]) for row in faults] == [("lost", HOSTILE, 1)]
-    tables = {"verdicts", "faults", "moves", "ids", "offsets", "problems", "open", "pending", "report.html"}
+    tables = {"verdicts", "faults", "moves", "ids", "offsets", "problems", "open", "report.html"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == tables
     page = page_of(tmp_path / "out")
     assert "script" not in page.tags

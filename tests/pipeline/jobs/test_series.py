@@ -65,7 +65,7 @@ class Series:
         )
         summary(found)
         output = str(self._folder / f"{self._count}")
-        running.write_tables(output, found.tables())
+        running.write_tables(output, found.tables(is_of_series=True))
         self.last = series.before(self._spark, output)
         return found
 
