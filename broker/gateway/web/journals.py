@@ -6,11 +6,13 @@ together; if one does not answer, there is no answer, because a part of the jour
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from aiohttp import (
+    AddrInfoType,
     BaseConnector,
     ClientConnectionError,
     ClientError,
@@ -21,6 +23,7 @@ from aiohttp import (
     UnixConnector,
 )
 
+from broker.cluster.sockets import end_when_silent
 from broker.cluster.tls import client_context
 from broker.errors import BrokerError, ServerBusy
 from broker.settings.addresses import parse_address
@@ -128,12 +131,19 @@ class Journals:
         if self._session is None:
             connector: BaseConnector
             if self._cluster.journals:
-                connector = TCPConnector(limit=0, ssl=client_context(self._cluster) or True)
+                connector = TCPConnector(limit=0, ssl=client_context(self._cluster) or True, socket_factory=_made)
             else:
                 connector = UnixConnector(self._socket, limit=0)
             timeout = ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENT_SECONDS)
             self._session = ClientSession(connector=connector, timeout=timeout)
         return self._session
+
+
+def _made(address: AddrInfoType) -> socket.socket:
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    end_when_silent(made)  # a machine that is gone does not hold a request for SILENT_SECONDS
+    return made
 
 
 def merged(overviews: Iterable[dict[str, Any]]) -> dict[str, Any]:
