@@ -10,7 +10,7 @@ It reads the ledger, and what was in the queues if that is given, and writes
 | `ids` | what became of the message ids that a fault concerns (`pipeline.jobs.identities`) |
 | `offsets`, `problems` | which offsets the ledger has, and which it lacks (`pipeline.jobs.offsets`) |
 | `open` | what is in the queues at the end (`Judged.open`): the `--opening` of an audit of the rows that follow |
-| `pending` | of a series (`pipeline.jobs.series`): moves whose other side may come behind the end, for the next audit |
+| `pending`, `blind` | of a series: moves whose other side may come behind the end, and gaps that may hide one |
 """
 
 import argparse
@@ -59,6 +59,7 @@ class Audit(NamedTuple):
     ids: DataFrame
     open: DataFrame
     pending: DataFrame
+    blind: DataFrame
     hidden: Mapping[tuple[str, str], str]
     is_whole: bool
 
@@ -72,7 +73,7 @@ class Audit(NamedTuple):
             "problems": self.offsets.problems_table(),
             "open": self.open,
         }
-        return found | {"pending": self.pending} if is_of_series else found
+        return found | {"pending": self.pending, "blind": self.blind} if is_of_series else found
 
 
 def audit(
@@ -133,10 +134,10 @@ def audit(
         by_queue = beside.submit(kept, judged.named(counts).select(*NAMES, "partition", "verdict", "messages"))
         faults = judged.named(judged.others.filter(F.col("verdict").isin(*FAULTS))).select(*_FAULT_COLUMNS)
         ids = identities.concerned(offsets.rows, judged, unmatched.result())
-        still = judged.named(judged.open()).select(*NAMES, "sequenceNumber", "partition", "ahead", "left")
+        still = judged.named(judged.open()).select(*NAMES, "sequenceNumber", "partition", "entered", "ahead", "left")
         found = by_queue.result(), faults.transform(kept), moves.shown(unmatched.result())
-        pending = moves.pending(unmatched.result())
-        return Audit(offsets, judged, *found, ids, still, pending, hidden, is_whole and offsets.is_uncut)
+        left = moves.pending(unmatched.result()), moves.blind(offsets, grace, None if before is None else before.moves)
+        return Audit(offsets, judged, *found, ids, still, *left, hidden, is_whole and offsets.is_uncut)
 
 
 class Summary(NamedTuple):

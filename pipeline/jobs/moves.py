@@ -57,7 +57,7 @@ _BLIND: Final = pa.schema([("namespace", pa.string()), ("blind", pa.list_(_INTER
 
 class Pending(NamedTuple):
     """What the audit before leaves to this one: the moves whose other side may come after its end, as `pending` gives
-    them; and its problems (`Offsets.problems_table`), near which it was blind."""
+    them; and the problems near which it was blind, as `blind` gives them."""
 
     moves: DataFrame
     problems: DataFrame
@@ -125,6 +125,15 @@ def unmatched(
 def pending(found: DataFrame) -> DataFrame:
     """Of what `unmatched` found: what an audit that goes on from here has to know."""
     return found.filter("isPending").drop("verdict", "isPending")
+
+
+def blind(offsets: Offsets, grace: timedelta, before: Pending | None) -> DataFrame:
+    """The problems (`Offsets.problems_table`) that may hide a side of a move whose other side is behind the end."""
+    own = offsets.problems_table()
+    if before is None or not offsets.logs:
+        return own
+    since = min(to_micros(log.last_time) for log in offsets.logs) - 2 * int(grace / timedelta(microseconds=1))
+    return own.unionByName(before.problems.filter(F.unix_micros("lastTime") >= since))
 
 
 def shown(found: DataFrame) -> DataFrame:

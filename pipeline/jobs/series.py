@@ -94,5 +94,5 @@ def before(spark: SparkSession, folder: str) -> Before:
         for row in rows
         if row.generation == 0
     ]
-    moves = Pending(table("pending").transform(kept), table("problems").transform(kept))
+    moves = Pending(table("pending").transform(kept), table("blind").transform(kept))
     return Before(folder, logs, table("open"), moves, all(row.isWhole for row in rows))

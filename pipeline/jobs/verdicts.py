@@ -104,7 +104,7 @@ def sketches(rows: DataFrame, snapshot: DataFrame | None = None, opening: DataFr
     way = F.when(F.col("kind") == _ENTERED, -F.col("journalOffset")).otherwise(F.col("journalOffset"))
     marks = rows.filter(has_place()).select(*PLACE, kind.alias("kind"), "journalOffset", "partition")
     marks = marks.select(*PLACE, "kind", F.when(F.col("kind").isNotNull(), way).alias("way"), "partition")
-    is_under_way = F.col("ahead") != 0
+    is_under_way = (F.col("ahead") != 0) | (F.col("enteredBefore") == 0)
     for more, mark in ((snapshot, F.lit(_PRESENT)), (opening, F.when(is_under_way, _ODD).otherwise(_ENTERED))):
         if more is not None:
             told = more.select(*PLACE, mark.alias("kind"), "partition")
@@ -154,9 +154,11 @@ def places(rows: DataFrame, snapshot: DataFrame | None = None, opening: DataFram
     )
     counts = ("entered", "arrived", "left", "ended", "unexplained", "moved", "seen", "present")
     ahead, none = F.col("ahead"), F.lit(0)
+    # One that we have not seen entering has come from somewhere all the same.
+    unseen = 1 - F.col("enteredBefore")
     before = {
-        "entered": F.lit(1),
-        **{"arrived": F.greatest(ahead, none), "moved": F.greatest(-ahead, none)},
+        "entered": F.col("enteredBefore"),
+        **{"arrived": F.greatest(ahead, none) + unseen, "moved": F.greatest(-ahead, none) + unseen},
         **dict.fromkeys(("left", "ended"), F.col("leftBefore")),
     }
     for more, counted in ((snapshot, {"present": F.lit(1)}), (opening, before)):
@@ -176,7 +178,7 @@ def places(rows: DataFrame, snapshot: DataFrame | None = None, opening: DataFram
 
 
 def keyed(messages: DataFrame, what: str, namespace: str | None = None, newest: DataFrame | None = None) -> DataFrame:
-    """NAMES and PLACE of messages, each once; its `partition`, which may be null; `ahead` and `leftBefore`, as
+    """NAMES and PLACE of messages, each once; its `partition`, which may be null; `ahead` and others, as
     `Judged.open` has them.
 
     `namespace` is that of all, if it is given: a client knows a namespace by its host, which need not be its name.
@@ -202,6 +204,7 @@ def keyed(messages: DataFrame, what: str, namespace: str | None = None, newest: 
         F.col("sequenceNumber").cast("bigint").alias("sequenceNumber"),
         column("partition", "int", None) if newest is None else F.lit(None).cast("int").alias("partition"),
         *(column("ahead", "int", 0), column("left", "int", 0).alias("leftBefore")),
+        column("entered", "int", 1).alias("enteredBefore"),
         *([column("entityId", "int", 0)] if newest is None else ()),
     )
     if newest is not None:
@@ -232,14 +235,18 @@ class Judged(NamedTuple):
 
         `ahead`: so many times more often it has arrived with its entity than it has moved away, because partitions end
         at different times. With -1 it is in no queue yet. With another number than 0, it may also have `left`.
+        `entered` is 0 if no row has told so: it is in a gap, or behind the end of the partition that it has come from.
         """
         verdict, ahead = F.col("verdict"), (F.col("arrived") - F.col("moved")).cast("int")
         none = F.lit(0)
-        fine = self.fine.filter("isOpen").select(*PLACE, "partition", none.alias("ahead"), none.alias("left"))
+        fine = self.fine.filter("isOpen").select(
+            *PLACE, "partition", F.lit(1).alias("entered"), none.alias("ahead"), none.alias("left")
+        )
         is_open = ((F.col("left") == 0) | (ahead != 0)) & ~verdict.isin("lost", "ghost")
         is_there = verdict.isin("ghost", "left_but_present") & (F.col("present") > 0)
         others = self.others.filter(is_open | is_there).select(
-            *(*PLACE, F.col("maxPartition").alias("partition"), ahead.alias("ahead")),
+            *(*PLACE, F.col("maxPartition").alias("partition"), F.least("entered", F.lit(1)).alias("entered")),
+            ahead.alias("ahead"),
             F.when(is_there, none).otherwise(F.least("left", F.lit(1))).alias("left"),
         )
         return fine.unionByName(others).filter(F.col("generation") == 0)

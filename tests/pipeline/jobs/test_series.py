@@ -46,6 +46,11 @@ def parts_of(rng, rows, count=3):
     return parts
 
 
+def firsts(rows):
+    """Of each partition, the first."""
+    return {row["partition"]: row for row in reversed(rows)}.values()
+
+
 class Series:
     """Audits of a growing ledger, as the job does them."""
 
@@ -121,10 +126,12 @@ def test_gaps_make_no_faults_later(spark, tmp_path_factory, cases):
         history = ledgers.played(rng, 150, f"n{index}", partitions=2)
         for part, own in zip(parts, parts_of(rng, history.rows), strict=True):
             hole = range(start := rng.randint(0, 120), start + rng.choice([0, 1, 5, 64]))
-            # The last is there: a gap is seen by what is behind it.
-            last = {row["partition"]: row["journalOffset"] for row in own}
+            # The first and the last are there: a gap is seen by what is around it.
+            ends = {(row["partition"], row["journalOffset"]) for rows in (own, own[::-1]) for row in firsts(rows)}
             part += [
-                row for row in own if row["journalOffset"] not in hole or row["journalOffset"] == last[row["partition"]]
+                row
+                for row in own
+                if row["journalOffset"] not in hole or (row["partition"], row["journalOffset"]) in ends
             ]
     audits = Series(spark, tmp_path_factory.mktemp("series"), is_whole=random.Random(cases[0].random()).random() < 0.5)
     for part in parts:
