@@ -91,10 +91,10 @@ def _require(settings: Settings, part: Part) -> None:
     """Raises ConfigurationError if a setting is missing that this part needs."""
     cluster = settings.cluster
     if part is Part.ALL:
-        if cluster.workers or cluster.owned or cluster.listen or cluster.journals or cluster.journal_listen:
+        places = ("workers", "owned", "listen", "journals", "journal_listen")
+        if given := [f"cluster.{name}" for name in places if getattr(cluster, name)]:
             raise ConfigurationError(
-                "cluster.workers and the like are for `peeklock worker` and `peeklock gateway`; "
-                "leave them out, or run one of these"
+                f"{', '.join(given)}: for `peeklock worker` and `peeklock gateway`; leave out, or run one of these"
             )
         return
     if settings.syphon.primary is not None:

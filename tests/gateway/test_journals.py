@@ -2,13 +2,20 @@
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.errors import ServerBusy
 from broker.gateway.web.journals import merged, split
 
 COUNT = 3
-JOURNAL_OF = {0: 0, 1: 1, 2: 2, 3: 0, 4: 1}
+HOMES = {0: 0, 1: 1, 2: 2, 3: 0, 4: 1}
+
+
+def journal_of(partition):
+    return HOMES.get(partition, 0)
+
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(),
@@ -31,7 +38,7 @@ def read(text):
 
 @given(documents)
 def test_each_journal_is_told_its_own_and_what_is_wrong_goes_to_one_that_refuses_it(text):
-    parts = split(text, JOURNAL_OF, COUNT)
+    parts = split(text, journal_of, COUNT)
     assert len(parts) == COUNT
     if parts[0] == text and parts[1:] == [b'{"partitions": []}'] * 2:
         return  # the first refuses it, or it is all of the first
@@ -40,17 +47,17 @@ def test_each_journal_is_told_its_own_and_what_is_wrong_goes_to_one_that_refuses
     for number in (1, 2):
         for each in read(parts[number]):
             assert type(each["partition"]) is int
-            assert JOURNAL_OF[each["partition"]] == number
+            assert HOMES[each["partition"]] == number
 
 
 def test_what_nobody_has_is_for_the_first():
     told = [{"partition": each, "epoch": "00", "offset": 1} for each in (1, 9, True, "2", 4)]
-    parts = [read(part) for part in split(json.dumps({"partitions": told}).encode(), JOURNAL_OF, COUNT)]
+    parts = [read(part) for part in split(json.dumps({"partitions": told}).encode(), journal_of, COUNT)]
     assert parts == [told[1:4], [told[0], told[4]], []]
 
 
 def test_one_journal_gets_what_was_told():
-    assert split(b"anything", {}, 1) == [b"anything"]
+    assert split(b"anything", journal_of, 1) == [b"anything"]
 
 
 def test_overviews_are_put_together():
@@ -68,3 +75,12 @@ def test_overviews_are_put_together():
     assert found == overview([0, 1, 2, 3], [("a", 0, []), ("b", 12, [0, 3])])
     alone = overview([0, 1], [("a", 1, [1])])
     assert merged([alone]) == alone
+
+
+def test_a_partition_whose_worker_was_not_reached_is_busy_and_not_unknown():
+    def away(partition):
+        raise ServerBusy(f"partition {partition}")
+
+    told = json.dumps({"partitions": [{"partition": 2, "epoch": "00", "offset": 1}]}).encode()
+    with pytest.raises(ServerBusy, match="partition 2"):
+        split(told, away, COUNT)

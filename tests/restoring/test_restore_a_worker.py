@@ -107,6 +107,8 @@ def test_a_journal_that_is_away_is_named_and_no_part_is_taken_for_all(cluster):
     assert asked(gateway, at.replace("/0?", "/1?"))[0] == 503
     away.start()
     eventually(lambda: asked(gateway, "/$journal")[0] == 200, "the journal is there again", WAIT_S)
+    for each in cluster.gateways:
+        eventually(lambda each=each: each.get("/readyz")[0] == 200, "all partitions are there", WAIT_S)
 
 
 def test_a_machine_that_is_gone_comes_back_with_what_was_captured(cluster, tmp_path):

@@ -85,18 +85,14 @@ class Journal:
             await self._journals.forget(path)
         else:
             body = await body_of(request, MAX_DOCUMENT_BYTES, self._gateway.unfinished)
-            partitions = range(self._gateway.settings.partitions)
-            journal_of = {
-                partition: number
-                for partition in partitions
-                if (number := self._gateway.router.number_of_worker(partition)) is not None
-            }
-            await self._journals.tell(path, body, journal_of)
+            await self._journals.tell(path, body, self._journal_of)
         return web.json_response({})
 
     async def _rows(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
         """Pass on the answer as it comes. Raises BrokerError, Refused."""
-        async with self._journals.request(self._journal_with(path), "GET", path, request.query) as answer:
+        text = path.removeprefix(f"{PATH}/")
+        partition = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else -1
+        async with self._journals.request(self._journal_of(partition), "GET", path, request.query) as answer:
             headers = {name: answer.headers[name] for name in _PASSED_ON if name in answer.headers}
             response = web.StreamResponse(status=answer.status, headers=headers)
             await response.prepare(request)
@@ -111,10 +107,8 @@ class Journal:
             await response.write_eof()
             return response
 
-    def _journal_with(self, path: str) -> int:
-        """That which has the partition of this path, or refuses it. Raises ServerBusy."""
-        text = path.removeprefix(f"{PATH}/")
-        partition = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else -1
+    def _journal_of(self, partition: int) -> int:
+        """That which has the partition, or refuses it. Raises ServerBusy while its worker was not reached yet."""
         if self._journals.count == 1 or not 0 <= partition < self._gateway.settings.partitions:
             return 0
         number = self._gateway.router.number_of_worker(partition)

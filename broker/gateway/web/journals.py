@@ -7,7 +7,7 @@ together; if one does not answer, there is no answer, because a part of the jour
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -32,6 +32,8 @@ from broker.settings.config import Cluster
 CONNECT_SECONDS: Final = 5.0
 SILENT_SECONDS: Final = 60.0  # the journal has sent nothing for so long
 Query = Mapping[str, str]
+JournalOf = Callable[[int], int]
+"""The number of the journal that has a partition; of one that nobody has, that of any, which refuses it."""
 
 
 class Refused(Exception):
@@ -70,10 +72,11 @@ class Journals:
         """Partitions and consumers of all. Raises Refused, ServerBusy."""
         return merged(await self._ask_all("GET", "$journal", query, [None] * self.count))
 
-    async def tell(self, path: str, text: bytes, journal_of: Mapping[int, int]) -> None:
-        """Tell each how far the consumer at this path is in its partitions; `journal_of` knows them by partition.
+    async def tell(self, path: str, text: bytes, journal_of: JournalOf) -> None:
+        """Tell each how far the consumer at this path is in its partitions.
 
-        Raises Refused, ServerBusy: then some may have been told. Nobody goes back, so it may be told again.
+        Raises Refused, ServerBusy, and what `journal_of` raises: then some may have been told. Nobody goes back, so it
+        may be told again.
         """
         await self._ask_all("PUT", path, {}, split(text, journal_of, self.count))
 
@@ -163,10 +166,10 @@ def merged(overviews: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return found | {"consumers": [consumers[name] for name in sorted(consumers)]}
 
 
-def split(text: bytes, journal_of: Mapping[int, int], count: int) -> list[bytes]:
+def split(text: bytes, journal_of: JournalOf, count: int) -> list[bytes]:
     """What a consumer tells, for each of `count` journals: all hear of it, and each gets its own partitions.
 
-    What cannot be read, and what is about partitions that nobody has, is for the first, which refuses it.
+    What cannot be read is for the first, which refuses it. Raises what `journal_of` raises.
     """
     if count == 1:
         return [text]
@@ -175,7 +178,7 @@ def split(text: bytes, journal_of: Mapping[int, int], count: int) -> list[bytes]
         parts: list[list[Any]] = [[] for _ in range(count)]
         for each in told:
             partition = each["partition"]
-            parts[journal_of.get(partition, 0) if type(partition) is int else 0].append(each)
+            parts[journal_of(partition) if type(partition) is int else 0].append(each)
         return [json.dumps({"partitions": part}).encode() for part in parts]
     except (ValueError, TypeError, KeyError, RecursionError):
         return [text] + [b'{"partitions": []}'] * (count - 1)
