@@ -180,16 +180,17 @@ def _rebuild(
         cut = surveyed.cuts.get(partition)
         for each in [] if cut is None else cut.before():
             for first, end in slices(each, rows_at_once):
-                for batch in captured.batches(partition, each.epoch, first, end):
+                for batch in captured.batches(partition, each.epoch, first, end, records=rebuilder is not None):
                     if rebuilder is not None:
                         rebuilder.add(batch)
                     windows.add(partition, batch)
                     advance(len(batch))
+        if rebuilder is None:
+            continue
         if cut is not None:
             restored.rows += cut.rows
             restored.until = max(cut.last or _LONG_AGO, restored.until or _LONG_AGO)
-        if rebuilder is not None:
-            _tell(restored, partition, rebuilder.finish())
+        _tell(restored, partition, rebuilder.finish())
     for store in stores.values():
         store.commit()
     restored.duplicate_ids = windows.ids

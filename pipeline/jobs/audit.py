@@ -91,6 +91,7 @@ def audit(
     """Audit the rows of a ledger before `cut` (see `ledger.until`), and where one is `before`, from its end on.
 
     `broker`: in place of a snapshot, what was in its queues where the ledger ends (`pipeline.jobs.presence`).
+    `before`: its `opening` and `is_whole` count, and those given do not.
     `opening`: the table `open` of the audit of all rows before these. `is_whole`: before the ledger's first rows, all
     queues were empty. `flagged_only`: judge only messages of queues whose checksum is wrong, which needs a snapshot,
     and either `opening` or `is_whole`. Raises LedgerError, and what `presence` raises.

@@ -36,6 +36,7 @@ MAX_BYTES: Final = 4 << 20  # of the messages in one answer; servers refuse more
 TRIED: Final = 8  # messages by which it is found out whether the server locks active ones by their numbers
 CONNECT_S: Final = 30.0
 PAUSE_S: Final = 0.5
+# Not an internal error: it may be of one message alone, which halving finds.
 _PASSING: Final = frozenset({conditions.SERVER_BUSY, conditions.TIMEOUT})
 
 

@@ -100,6 +100,7 @@ class Offsets(NamedTuple):
 
     @property
     def is_uncut(self) -> bool:
+        """Nothing that happened within the ledger is hidden."""
         return not any(each.hides for log in self.logs for each in log.problems)
 
     @property

@@ -23,20 +23,17 @@ from pipeline.jobs.offsets import Log, local_table
 from pipeline.jobs.queues import newest_of
 from pipeline.jobs.verdicts import Snapshot
 from protocol.client.browsing import browse, last_numbers
-from protocol.client.connection import Connection, connect_to
+from protocol.client.connection import Connection
 from protocol.client.errors import AuthenticationFailed, ClientError
 from pyspark_peeklock.as_of import ENTERING, LEAVING
 from pyspark_peeklock.as_of import MOVED as WITH_ITS_ENTITY
+from pyspark_peeklock.browse import ATTEMPTS, PAGE, PAUSE_S, connected
 from pyspark_peeklock.errors import BrowseFailed
 from pyspark_peeklock.journal_client import Endpoint, JournalClient
 from pyspark_peeklock.journal_offsets import PartitionState
 from pyspark_peeklock.options import SUB_QUEUES, Access
 from pyspark_peeklock.parts import OffsetRange
 
-TIMEOUT_S: Final = 30.0
-ATTEMPTS: Final = 5  # without a message in between
-PAUSE_S: Final = 1.0
-PAGE: Final = 1000  # messages asked for at once
 ROWS_AT_ONCE: Final = 50_000
 MAX_TASKS: Final = 16  # connections that browse at once
 _HIDDEN: Final = frozenset({"amqp:not-found", "amqp:not-allowed", "com.microsoft:entity-disabled"})
@@ -215,9 +212,7 @@ class _Browser:
 
     async def _connected(self) -> Connection:
         if self._connection is None:
-            target = self._access.connection_string()
-            trust = self._access.trust() if target.tls else None
-            self._connection = await connect_to(target, tls=trust, timeout_s=TIMEOUT_S)
+            self._connection = await connected(self._access)
         return self._connection
 
     async def close(self) -> None:

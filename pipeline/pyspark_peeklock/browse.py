@@ -33,7 +33,7 @@ from protocol.client.requests import Management
 from pyspark_peeklock import rows
 from pyspark_peeklock.decoding import columns_of
 from pyspark_peeklock.errors import BrowseFailed
-from pyspark_peeklock.options import BrowseOptions
+from pyspark_peeklock.options import Access, BrowseOptions
 
 PAGE: Final = 1000  # messages asked for at once; brokers answer with fewer, as many as fit
 TIMEOUT_S: Final = 30.0
@@ -129,8 +129,7 @@ class BrowseReader(DataSourceReader):
         return await management.peek(PAGE, start, omit_body=not self._options.includes_body)
 
     async def _connect(self) -> Connection:
-        target = self._options.access.connection_string()
-        return await connect_to(target, tls=self._options.access.trust() if target.tls else None, timeout_s=TIMEOUT_S)
+        return await connected(self._options.access)
 
 
 class FilteringBrowseReader(BrowseReader):
@@ -144,6 +143,12 @@ class FilteringBrowseReader(BrowseReader):
                 yield each
             else:
                 self._first, self._last = max(self._first, bounds[0]), min(self._last, bounds[1])
+
+
+async def connected(access: Access) -> Connection:
+    """Raises ClientError, TimeoutError, InvalidOption."""
+    target = access.connection_string()
+    return await connect_to(target, tls=access.trust() if target.tls else None, timeout_s=TIMEOUT_S)
 
 
 def number_bounds(condition: Filter) -> tuple[int, int] | None:
