@@ -131,8 +131,8 @@ MAY_IMPORT = {
     "pipeline.jobs": {"pipeline.jobs", "pyspark_peeklock", "storage.capture"},
     "pipeline.jobs.running": {"pipeline.jobs", "pyspark_peeklock", "protocol.client.errors"},
     # Those that change data are clients of a broker, as commands are.
-    "pipeline.jobs.completing": {"broker.cli.progress", "broker.cli.taking", "protocol", "pyspark_peeklock"},
-    "pipeline.jobs.destination": {"broker.administration", "broker.atom", "pipeline.jobs", "pyspark_peeklock"},
+    "pipeline.jobs.changing.completing": {"broker.cli.progress", "broker.cli.taking", "protocol", "pyspark_peeklock"},
+    "pipeline.jobs.changing.destination": {"broker.administration", "broker.atom", "pipeline.jobs", "pyspark_peeklock"},
     "pipeline.jobs.drain": {
         "broker.administration",
         "broker.logging",
@@ -143,7 +143,7 @@ MAY_IMPORT = {
         "protocol.conditions",
         "pyspark_peeklock",
     },
-    "pipeline.jobs.draining": {
+    "pipeline.jobs.changing.draining": {
         "broker.logging",
         "broker.pairing",
         "broker.settings.config",
@@ -151,8 +151,8 @@ MAY_IMPORT = {
         "protocol.conditions",
         "pyspark_peeklock",
     },
-    "pipeline.jobs.presence": {"pipeline.jobs", "protocol.client", "pyspark_peeklock"},
-    "pipeline.jobs.repairing": {"broker.cli.messages", "protocol", "pyspark_peeklock"},
+    "pipeline.jobs.auditing.presence": {"pipeline.jobs", "protocol.client", "pyspark_peeklock"},
+    "pipeline.jobs.changing.repairing": {"broker.cli.messages", "protocol", "pyspark_peeklock"},
     "pipeline.jobs.resubmit": {"pipeline.jobs", "protocol.errors", "pyspark_peeklock"},
     # What a client of a broker needs, on machines that have none: no broker, no storage.
     "pyspark_peeklock": {

@@ -4,11 +4,11 @@ It reads the ledger, and what was in the queues if that is given, and writes
 
 | table | rows |
 |---|---|
-| `verdicts` | how many messages have which verdict, by entity, subqueue and partition (`pipeline.jobs.verdicts`) |
+| `verdicts` | how many messages have which verdict, by entity, subqueue and partition (`auditing.verdicts`) |
 | `faults` | each message in a queue with a fault |
-| `moves` | each move of which a side is missing, and each that could not be decided (`pipeline.jobs.moves`) |
-| `ids` | what became of the message ids that a fault concerns (`pipeline.jobs.identities`) |
-| `offsets`, `problems` | which offsets the ledger has, and which it lacks (`pipeline.jobs.offsets`) |
+| `moves` | each move of which a side is missing, and each that could not be decided (`auditing.moves`) |
+| `ids` | what became of the message ids that a fault concerns (`auditing.identities`) |
+| `offsets`, `problems` | which offsets the ledger has, and which it lacks (`auditing.offsets`) |
 | `open` | what is in the queues at the end (`Judged.open`): the `--opening` of an audit of the rows that follow |
 | `pending`, `blind` | of a series: moves whose other side may come behind the end, and gaps that may hide one |
 """
@@ -25,14 +25,15 @@ from typing import Any, NamedTuple
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from pipeline.jobs import checksum, identities, moves, plots, running, series, verdicts
+from pipeline.jobs import plots, running
+from pipeline.jobs.auditing import checksum, identities, moves, series, verdicts
+from pipeline.jobs.auditing.offsets import Offsets, offsets_of
+from pipeline.jobs.auditing.presence import presence
+from pipeline.jobs.auditing.queues import names_of, newest_of
+from pipeline.jobs.auditing.series import Before
+from pipeline.jobs.auditing.verdicts import FAULTS, VERDICTS, Judged, Snapshot
 from pipeline.jobs.ledger import NAMES, LedgerError, kept, normalized, read, until
-from pipeline.jobs.offsets import Offsets, offsets_of
-from pipeline.jobs.presence import presence
-from pipeline.jobs.queues import names_of, newest_of
 from pipeline.jobs.report import Report, Section, Table, labels
-from pipeline.jobs.series import Before
-from pipeline.jobs.verdicts import FAULTS, VERDICTS, Judged, Snapshot
 from pyspark_peeklock.journal_client import Endpoint
 from pyspark_peeklock.options import Access
 
@@ -90,7 +91,7 @@ def audit(
 ) -> Audit:
     """Audit the rows of a ledger before `cut` (see `ledger.until`), and where one is `before`, from its end on.
 
-    `broker`: in place of a snapshot, what was in its queues where the ledger ends (`pipeline.jobs.presence`).
+    `broker`: in place of a snapshot, what was in its queues where the ledger ends (`pipeline.jobs.auditing.presence`).
     `before`: its `opening` and `is_whole` count, and those given do not.
     `opening`: the table `open` of the audit of all rows before these. `is_whole`: before the ledger's first rows, all
     queues were empty. `flagged_only`: judge only messages of queues whose checksum is wrong, which needs a snapshot,

@@ -18,8 +18,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from pipeline.jobs import plots, running
+from pipeline.jobs.auditing.identities import MAX_MOVES
 from pipeline.jobs.fingerprints import fingerprint, masked, text_of
-from pipeline.jobs.identities import MAX_MOVES
 from pipeline.jobs.ledger import ENTERS, MOVED, LedgerError, captured_files, kept, normalized, read
 from pipeline.jobs.report import Report, Section, Table, labels
 from pyspark_peeklock.errors import JournalRefused

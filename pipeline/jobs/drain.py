@@ -31,7 +31,7 @@ from broker.pairing.syphon.checks import Found, check
 from broker.pairing.syphon.options import SyphonOptions
 from broker.settings.config import Log, LogLevel
 from pipeline.jobs import running
-from pipeline.jobs.draining import Drained, End, Plan, drain
+from pipeline.jobs.changing.draining import Drained, End, Plan, drain
 from pipeline.jobs.report import Report, Section, Table
 from pipeline.jobs.running import WrongUse
 from protocol import conditions

@@ -37,7 +37,7 @@ UNEXPLAINED: Final = "unexplained"  # the reason of a row `purged` of which the 
 
 NAMES: Final = ("namespace", "entity", "entityId", "subQueue")
 # `queue` is a hash of NAMES: to compare, group and keep strings costs most of the audit's time. `generation`: see
-# `offsets`.
+# `auditing.offsets`.
 QUEUE: Final = ("generation", "queue")
 PLACE: Final = (*QUEUE, "sequenceNumber")
 LOG: Final = ("namespace", "partition", "generation")  # of one partition's offsets in one epoch

@@ -25,9 +25,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
 from pipeline.jobs import running
-from pipeline.jobs.completing import Outcome, Wanted, complete
-from pipeline.jobs.destination import duplicates
-from pipeline.jobs.repairing import REPAIRABLE, Unrepairable, message_id, repaired
+from pipeline.jobs.changing.completing import Outcome, Wanted, complete
+from pipeline.jobs.changing.destination import duplicates
+from pipeline.jobs.changing.repairing import REPAIRABLE, Unrepairable, message_id, repaired
 from pipeline.jobs.report import Report, Section, Table, shown
 from pipeline.jobs.running import NotDone, WrongUse
 from protocol.errors import ProtocolError

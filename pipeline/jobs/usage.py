@@ -27,7 +27,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from pipeline.jobs import plots, running
-from pipeline.jobs.identities import is_accepted
+from pipeline.jobs.auditing.identities import is_accepted
 from pipeline.jobs.ledger import kept, normalized, read
 from pipeline.jobs.report import Report, Section, Table, labels
 

@@ -9,7 +9,7 @@ from tests.pipeline.traffic import WAITING
 
 
 def browsed(spark: Any, connection_string_file: Path) -> Any:
-    """A DataFrame of the messages in all queues: the columns that `pipeline.jobs.verdicts.Snapshot` needs."""
+    """A DataFrame of the messages in all queues: the columns that `pipeline.jobs.auditing.verdicts.Snapshot` needs."""
     found = None
     for entity, sub_queue in WAITING:
         own = (

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from pipeline.jobs.completing import Wanted, complete
+from pipeline.jobs.changing.completing import Wanted, complete
 from protocol.client.connection import connect_to
 from protocol.client.messages import Message
 from protocol.message.batches import pack_batch

@@ -12,7 +12,7 @@ import pytest
 from broker.pairing.backlog import lease_queue
 from broker.pairing.syphon.checks import check
 from broker.pairing.syphon.options import SyphonOptions
-from pipeline.jobs.draining import End, Plan
+from pipeline.jobs.changing.draining import End, Plan
 from pyspark_peeklock.options import Access
 from tests.brokers import REPOSITORY, Broker
 from tests.pipeline.backlogs import (
@@ -31,7 +31,7 @@ from tests.pipeline.backlogs import (
 # A process for each, as in Spark.
 TASK = """
 import pickle, sys
-from pipeline.jobs.draining import drain
+from pipeline.jobs.changing.draining import drain
 sys.stdout.buffer.write(pickle.dumps(drain(*pickle.load(sys.stdin.buffer))))
 """
 

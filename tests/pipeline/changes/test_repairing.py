@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.jobs.repairing import REPAIRABLE, Unrepairable, message_id, repaired
+from pipeline.jobs.changing.repairing import REPAIRABLE, Unrepairable, message_id, repaired
 from protocol.client.messages import Message, data_section, value_section
 from protocol.codec import Byte, Char, Float, Int, Long, Short, Symbol, Timestamp, UByte, UInt, ULong, UShort, encode
 from protocol.errors import ProtocolError

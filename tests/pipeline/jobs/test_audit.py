@@ -9,12 +9,12 @@ from tests.pipeline.ledgers import START, History
 
 pytest.importorskip("pyspark")
 
-from pipeline.jobs import checksum, verdicts
 from pipeline.jobs.audit import audit, summary, verdict_text
+from pipeline.jobs.auditing import checksum, verdicts
+from pipeline.jobs.auditing.offsets import offsets_of
+from pipeline.jobs.auditing.queues import names_of, newest_of
+from pipeline.jobs.auditing.verdicts import Snapshot
 from pipeline.jobs.ledger import LedgerError, normalized
-from pipeline.jobs.offsets import offsets_of
-from pipeline.jobs.queues import names_of, newest_of
-from pipeline.jobs.verdicts import Snapshot
 
 DEAD = ("orders", "deadletter", 1)  # of a `busy` history
 

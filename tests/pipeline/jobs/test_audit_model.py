@@ -21,8 +21,8 @@ pytest.importorskip("pyspark")
 
 from pipeline.jobs import ledger
 from pipeline.jobs.audit import audit
-from pipeline.jobs.moves import MOVE_FAULTS
-from pipeline.jobs.verdicts import FAULTS, Snapshot
+from pipeline.jobs.auditing.moves import MOVE_FAULTS
+from pipeline.jobs.auditing.verdicts import FAULTS, Snapshot
 
 HOSTILE_NAMES = ["orders", "bills", "", "a/b", "näme ☃", "o'r\"d%_", "\0", "x" * 260]
 NUMBERS = st.one_of(st.integers(1, 3), st.sampled_from([0, (1 << 63) - 1, (1 << 48) + 1, -1]))

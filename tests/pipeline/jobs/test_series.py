@@ -15,12 +15,13 @@ from tests.pipeline.ledgers import START, History
 pytest.importorskip("pyspark")
 
 from pipeline.jobs import audit as job
-from pipeline.jobs import running, series
+from pipeline.jobs import running
 from pipeline.jobs.audit import audit, summary
+from pipeline.jobs.auditing import series
+from pipeline.jobs.auditing.moves import MOVE_FAULTS
+from pipeline.jobs.auditing.verdicts import FAULTS
 from pipeline.jobs.ledger import LedgerError
-from pipeline.jobs.moves import MOVE_FAULTS
 from pipeline.jobs.running import REPORT_NAME
-from pipeline.jobs.verdicts import FAULTS
 
 GRACE = timedelta(seconds=20)  # a history is some hundred seconds long
 

@@ -19,7 +19,7 @@ message whose number is above that of some message which entered within a segmen
 must have entered in it. Below, it may have entered before the segment, and is no ghost.
 
 A message that moved with its entity to another partition enters once and leaves once, in whatever partitions: the two
-rows of the move are matched by `pipeline.jobs.moves`.
+rows of the move are matched by `pipeline.jobs.auditing.moves`.
 """
 
 from collections.abc import Sequence
@@ -29,6 +29,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
+from pipeline.jobs.auditing.offsets import Offsets, local_table, to_micros
 from pipeline.jobs.ledger import (
     ENDS,
     LOG,
@@ -46,7 +47,6 @@ from pipeline.jobs.ledger import (
     kept,
     queue,
 )
-from pipeline.jobs.offsets import Offsets, local_table, to_micros
 
 FAULTS: Final = ("entered_twice", "left_twice", "unexplained", "ghost", "left_but_present", "lost")
 VERDICTS: Final = (*FAULTS, "undecided", "before", "ok")

@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from pipeline.jobs.auditing.offsets import Log, local_table
+from pipeline.jobs.auditing.queues import newest_of
+from pipeline.jobs.auditing.verdicts import Snapshot
 from pipeline.jobs.ledger import LedgerError
-from pipeline.jobs.offsets import Log, local_table
-from pipeline.jobs.queues import newest_of
-from pipeline.jobs.verdicts import Snapshot
 from protocol.client.browsing import browse, last_numbers
 from protocol.client.connection import Connection
 from protocol.client.errors import AuthenticationFailed, ClientError

@@ -27,8 +27,8 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
+from pipeline.jobs.auditing.offsets import Log, Offsets, local_table, to_micros
 from pipeline.jobs.ledger import MOVED, MOVES, kept
-from pipeline.jobs.offsets import Log, Offsets, local_table, to_micros
 
 MOVE_FAULTS: Final = ("not_arrived", "arrived_twice", "no_origin")
 GRACE: Final = timedelta(minutes=5)

@@ -17,9 +17,9 @@ from pyarrow.fs import FileSelector, FileType
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from pipeline.jobs.auditing.moves import Pending
+from pipeline.jobs.auditing.offsets import Log, from_micros, local_table
 from pipeline.jobs.ledger import LedgerError, kept
-from pipeline.jobs.moves import Pending
-from pipeline.jobs.offsets import Log, from_micros, local_table
 from pipeline.jobs.running import REPORT_NAME, files_at
 
 _ENDS: Final = pa.schema(

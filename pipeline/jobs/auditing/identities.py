@@ -14,10 +14,10 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
+from pipeline.jobs.auditing.moves import MOVE_FAULTS
+from pipeline.jobs.auditing.offsets import local_table
+from pipeline.jobs.auditing.verdicts import FAULTS, Judged
 from pipeline.jobs.ledger import ENTERS, PLACE, arrives, has_place, is_restored, kept, queue
-from pipeline.jobs.moves import MOVE_FAULTS
-from pipeline.jobs.offsets import local_table
-from pipeline.jobs.verdicts import FAULTS, Judged
 
 MAX_MOVES: Final = (
     12  # of one message that are followed: five entities, each with a transfer queue, and two dead-letter queues

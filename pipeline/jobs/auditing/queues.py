@@ -9,8 +9,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
+from pipeline.jobs.auditing.offsets import local_table
 from pipeline.jobs.ledger import NAMES, LedgerError, queue
-from pipeline.jobs.offsets import local_table
 
 _QUEUES: Final = pa.schema(
     [
