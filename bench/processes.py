@@ -103,16 +103,25 @@ def cpu_s(processes: Sequence[psutil.Process]) -> float:
     return total
 
 
-def cpu_s_with_ended(processes: Sequence[psutil.Process]) -> float:
-    """As `cpu_s`, with what was used by those children that have ended and for which they have waited."""
-    total = 0.0
+def cpu_s_by_process(processes: Sequence[psutil.Process]) -> dict[psutil.Process, float]:
+    """CPU seconds that each living process has used, with those of its children that ended and were waited for."""
+    used: dict[psutil.Process, float] = {}
     for process in processes:
         try:
             times = process.cpu_times()
         except psutil.NoSuchProcess:
             continue
-        total += times.user + times.system + times.children_user + times.children_system
-    return total
+        used[process] = times.user + times.system + times.children_user + times.children_system
+    return used
+
+
+def cpu_s_since(before: dict[psutil.Process, float], processes: Sequence[psutil.Process]) -> float:
+    """CPU seconds used since `before`, as `cpu_s_by_process` gave it.
+
+    A process that has ended meanwhile takes nothing from the others: PySpark's daemon does not wait for its workers,
+    which end when they were idle for a minute, so that nobody has their time.
+    """
+    return sum(now - before.get(process, 0.0) for process, now in cpu_s_by_process(processes).items())
 
 
 def cpu_s_by_role(processes: Sequence[psutil.Process]) -> dict[str, float]:

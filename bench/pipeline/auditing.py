@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.load import LoadFailed
-from bench.processes import cpu_s_with_ended, tree
+from bench.processes import cpu_s_by_process, cpu_s_since, tree
 from bench.recording import Recorder
 from bench.servers import ROOT, Peeklock
 
@@ -64,7 +64,7 @@ def measure(spark: Any, work: str, directory: Path) -> dict[str, float]:
     from pipeline.jobs import audit as job
     from pipeline.jobs.ledger import read
 
-    used, began = cpu_s_with_ended(tree(os.getpid())), time.monotonic()
+    used, began = cpu_s_by_process(tree(os.getpid())), time.monotonic()
     if work == AUDIT:
         given = ["--ledger", str(directory), "--present", str(directory / "present"), "--whole"]
         if (code := job.main([*given, "--output", str(directory / "output")])) != 0:
@@ -72,7 +72,7 @@ def measure(spark: Any, work: str, directory: Path) -> dict[str, float]:
     else:
         counted = read(spark, str(directory)).groupBy("entity", "sequenceNumber").count()
         counted.write.format("noop").mode("overwrite").save()
-    return {"seconds": time.monotonic() - began, "cpu_s": cpu_s_with_ended(tree(os.getpid())) - used}
+    return {"seconds": time.monotonic() - began, "cpu_s": cpu_s_since(used, tree(os.getpid()))}
 
 
 def main(work: str, directory: Path) -> int:

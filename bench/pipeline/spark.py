@@ -12,7 +12,7 @@ import psutil
 
 from bench.load import LoadFailed
 from bench.pipeline.brokers import PeeklockWithJournal
-from bench.processes import cpu_s_by_role, cpu_s_with_ended, tree
+from bench.processes import cpu_s_by_process, cpu_s_by_role, cpu_s_since, tree
 from bench.recording import CLIENT, CPU, Recorder, cost_key
 from bench.servers import ServerMissing
 from pyspark_peeklock import readiness
@@ -87,21 +87,21 @@ Work = Callable[[], float | None]
 
 def timed(bench: Recorder, server: PeeklockWithJournal, cell: str, count: int, work: Work) -> float:
     """Seconds that the work takes. CPU time of Spark and of the broker for each of `count` rows is kept as a cost."""
-    used, own = cpu_s_by_role(server.processes()), _own_cpu_s(server)
+    used, own = cpu_s_by_role(server.processes()), cpu_s_by_process(_own_processes(server))
     began = time.monotonic()
     said = work()
     elapsed = time.monotonic() - began
     cost_s = {role: after - used.get(role, 0.0) for role, after in cpu_s_by_role(server.processes()).items()}
-    cost_s[CLIENT] = _own_cpu_s(server) - own
+    cost_s[CLIENT] = cpu_s_since(own, _own_processes(server))
     for role, seconds in cost_s.items():
         bench.add(server, cost_key(cell, CPU, role), seconds / count * 1e6)
     return said or elapsed
 
 
-def _own_cpu_s(server: PeeklockWithJournal) -> float:
-    """Of this process and its descendants, but for the broker: Spark's are among them."""
+def _own_processes(server: PeeklockWithJournal) -> list[psutil.Process]:
+    """This process and its descendants, but for the broker: Spark's are among them."""
     brokers = set(server.processes())
-    return cpu_s_with_ended([process for process in tree(os.getpid()) if process not in brokers])
+    return [process for process in tree(os.getpid()) if process not in brokers]
 
 
 def progress(query: Any) -> list[dict[str, Any]]:

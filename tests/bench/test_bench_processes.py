@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.processes import memory_of, role, tree
+from bench.processes import cpu_s_by_process, cpu_s_since, memory_of, role, tree
 
 MIB = 1 << 20
 HOLD = """
@@ -63,6 +63,42 @@ def test_a_process_that_has_ended_has_no_tree_and_no_memory(tmp_path):
     process.wait()
     assert tree(process.pid) == []
     assert memory_of([gone], tmp_path).rss == 0
+
+
+# As PySpark's daemon does, the parent does not wait for its child.
+FORGET = """
+import os, signal, sys, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+def work(s):
+    end = time.process_time() + s
+    while time.process_time() < end: pass
+if (child := os.fork()) == 0:
+    work(0.5)
+    print("worked", flush=True)
+    time.sleep(600)
+sys.stdin.readline()
+os.kill(child, signal.SIGKILL)
+work(0.2)
+while os.path.exists(f"/proc/{child}"): time.sleep(0.01)
+print("alone", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_child_that_nobody_waited_for_does_not_take_its_time_from_others():
+    with subprocess.Popen(
+        [sys.executable, "-c", FORGET], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "worked\n"
+        before = cpu_s_by_process(tree(process.pid))
+        assert sum(before.values()) >= 0.5
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "alone\n"
+        assert 0.2 <= cpu_s_since(before, tree(process.pid)) < 0.5
+        process.communicate()
 
 
 @pytest.mark.parametrize(
