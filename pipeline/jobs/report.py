@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from jinja2 import Environment, PackageLoader
@@ -43,8 +43,8 @@ class Report(NamedTuple):
 
 
 def shown(value: Any) -> str:
-    """The text of a cell: numbers with thin spaces between thousands, times to the second, characters that can be
-    printed.
+    """The text of a cell: numbers with thin spaces between thousands, times to the second in UTC, characters that
+    can be printed.
 
     Controls and the characters that change the direction of text are U+FFFD: a name in the ledger is a client's.
     """
@@ -57,7 +57,8 @@ def shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.2f}".replace(",", "\u202f")
     if isinstance(value, datetime):
-        return value.strftime("%Y-%m-%d %H:%M:%S")
+        # Without a zone it is what PySpark has collected, which is of this machine's zone.
+        return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
     text = _NOT_PRINTED.sub("\ufffd", str(value))
     return text if len(text) <= MAX_CELL_CHARACTERS else f"{text[:MAX_CELL_CHARACTERS]}…"
 
