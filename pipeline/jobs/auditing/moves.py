@@ -119,7 +119,7 @@ def unmatched(
     verdict = F.when(F.exists("blind", hides), F.lit("undecided")).otherwise(F.col("verdict"))
     is_at_end = F.exists("blind", lambda each: hides(each) & (each["to"] == _NEVER) & (each["from"] > _LONG_AGO))
     moves = moves.withColumn("verdict", verdict).withColumn("isPending", is_at_end)
-    return moves.select(*_SHOWN, "turnMicros", "isPending")
+    return moves.select(*_SHOWN, "turnMicros", "isPending").transform(kept)
 
 
 def pending(found: DataFrame) -> DataFrame:

@@ -2,7 +2,7 @@
 question that Spark answers about a small table costs a job half a second.
 """
 
-from functools import reduce
+from itertools import chain
 from typing import Any, Final
 
 import pyarrow as pa
@@ -25,19 +25,16 @@ _QUEUES: Final = pa.schema(
 _NEWEST: Final = pa.schema([("namespace", pa.string()), ("name", pa.string()), ("entityId", pa.int32())])
 
 
-def names_of(*tables: DataFrame | None) -> DataFrame:
-    """`queue`, NAMES and `name` (the entity in lower case) of all queues in tables that have them.
+def names_of(table: DataFrame, known: DataFrame | None = None) -> DataFrame:
+    """`queue`, NAMES and `name` (the entity in lower case) of all queues in a table that has NAMES, and of those that
+    are `known` as this gives them.
 
     Raises LedgerError if two queues have one hash.
     """
-    given = [
-        table.filter(F.col("entity").isNotNull() & F.col("subQueue").isNotNull()).select(*NAMES)
-        for table in tables
-        if table is not None
-    ]
-    distinct = reduce(DataFrame.union, given).distinct()
+    distinct = table.filter(F.col("entity").isNotNull() & F.col("subQueue").isNotNull()).select(*NAMES).distinct()
     found: dict[int, dict[str, Any]] = {}
-    for each in distinct.select(queue(), *NAMES, F.lower("entity").alias("name")).collect():
+    rows = distinct.select(queue(), *NAMES, F.lower("entity").alias("name")).collect()
+    for each in chain(() if known is None else known.collect(), rows):
         row = each.asDict()
         known = found.setdefault(row["queue"], row)
         if any(known[name] != row[name] for name in ("namespace", "name", "entityId", "subQueue")):

@@ -178,8 +178,7 @@ def places(rows: DataFrame, snapshot: DataFrame | None = None, opening: DataFram
 
 
 def keyed(messages: DataFrame, what: str, namespace: str | None = None, newest: DataFrame | None = None) -> DataFrame:
-    """NAMES and PLACE of messages, each once; its `partition`, which may be null; `ahead` and others, as
-    `Judged.open` has them.
+    """NAMES and PLACE of messages; their `partition`, which may be null; `ahead` and others, as `Judged.open` has them.
 
     `namespace` is that of all, if it is given: a client knows a namespace by its host, which need not be its name.
 
@@ -210,7 +209,7 @@ def keyed(messages: DataFrame, what: str, namespace: str | None = None, newest: 
     if newest is not None:
         named = named.withColumn("name", F.lower("entity")).join(F.broadcast(newest), ["namespace", "name"], "left")
         named = named.withColumn("entityId", F.coalesce("entityId", F.lit(0))).drop("name")
-    return named.select("*", queue()).dropDuplicates([*PLACE])
+    return named.select("*", queue())
 
 
 class Judged(NamedTuple):
@@ -272,10 +271,10 @@ def judged(
     an opening set has told what had.
     """
     queues = queues.withColumn("isCovered", _is_covered(snapshot))
-    coverage = F.broadcast(queues.select("queue", "isCovered"))
+    coverage = F.broadcast(queues.select("queue", "namespace", "isCovered"))
     # As rows: to keep them column by column takes longer than to make them.
     drawn = sketches(rows, present, opening).localCheckpoint(eager=False)
-    covered = drawn if snapshot is None else drawn.join(coverage, "queue")
+    covered = drawn if snapshot is None else drawn.join(coverage.drop("namespace"), "queue")
     is_fine = _is_surely_fine(snapshot)
     fine = covered.filter(is_fine).select(
         *PLACE,
@@ -294,7 +293,7 @@ def judged(
     second = places(looked_at(rows), *more)
     if doubtful.isEmpty():
         return Judged(fine, second.withColumn("verdict", F.lit("ok")).transform(kept), queues)
-    others = _decided(second.join(coverage, "queue"), queues, offsets, _signs(snapshot), snapshot, is_whole)
+    others = _decided(second.join(coverage, "queue"), offsets, _signs(snapshot), snapshot, is_whole)
     return Judged(fine, others.select(*second.columns, "verdict").transform(kept), queues)
 
 
@@ -353,18 +352,15 @@ def _is_in_one_log() -> Column:
 
 def _decided(
     doubtful: DataFrame,
-    queues: DataFrame,
     offsets: Offsets,
     signs: _Signs,
     snapshot: Snapshot | None,
     is_whole: bool,
 ) -> DataFrame:
     segments = offsets.logs_table().select(*LOG, "segments")
-    namespaces = F.broadcast(queues.select("queue", "namespace"))
     visible = local_table(doubtful.sparkSession, _visible(offsets), _VISIBLE)
     facts = (
-        doubtful.join(namespaces, "queue")
-        .join(F.broadcast(segments), list(LOG), "left")
+        doubtful.join(F.broadcast(segments), list(LOG), "left")
         .withColumn("segment", F.expr("array_max(filter(segments, each -> each <= firstOffset))"))
         .join(F.broadcast(visible.select("namespace", "isUncut")), "namespace", "left")
     )

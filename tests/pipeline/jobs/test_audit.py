@@ -9,8 +9,9 @@ from tests.pipeline.ledgers import START, History
 
 pytest.importorskip("pyspark")
 
-from pipeline.jobs.audit import audit, summary, verdict_text
+from pipeline.jobs.audit import audit
 from pipeline.jobs.auditing import checksum, verdicts
+from pipeline.jobs.auditing.findings import summary, verdict_text
 from pipeline.jobs.auditing.offsets import offsets_of
 from pipeline.jobs.auditing.queues import names_of, newest_of
 from pipeline.jobs.auditing.verdicts import Snapshot

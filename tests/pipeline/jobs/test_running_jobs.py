@@ -4,9 +4,11 @@ import os
 import re
 import subprocess
 import sys
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
@@ -17,7 +19,7 @@ from tests.pipeline.ledgers import PRESENT, History
 
 pytest.importorskip("pyspark")
 
-from pipeline.jobs import JOBS, TELLS, audit, dead_letters, latency, plots, usage
+from pipeline.jobs import JOBS, TELLS, audit, auditing, dead_letters, latency, ledger, plots, running, usage
 from pipeline.jobs.report import MAX_CELL_CHARACTERS, Report, Section, Table, heading, labels, render, shown
 
 HOSTILE = "<script>alert('x')</script>&\"\x00\u202e$x$"
@@ -97,6 +99,56 @@ def test_the_audit_writes_tables_and_a_page_and_fails_on_faults(spark, tmp_path,
     assert "lost-1" in page.text
     assert shown(HOSTILE) in page.text
     assert "\x00" not in page.text
+
+
+def test_the_page_of_an_audit_with_more_faults_than_python_holds_has_the_first_ones(spark, tmp_path, monkeypatch):
+    monkeypatch.setattr(ledger, "MAX_LOCAL", 3)
+    monkeypatch.setattr(auditing.page, "SHOWN_ROWS", 4)
+    history = History(partitions=1)
+    for number in range(6):
+        for queue in ("bills", "orders"):
+            del history.present[history.send(queue, f"{queue}-{number}")]
+    ledgers.write(tmp_path / "ledger", history.rows)
+    ledgers.write(tmp_path / "present", history.snapshot(), PRESENT)
+    given = ["--ledger", str(tmp_path / "ledger"), "--present", str(tmp_path / "present"), "--whole"]
+    assert audit.main([*given, "--output", str(tmp_path / "out")]) == 0
+    assert len(pq.read_table(tmp_path / "out" / "faults")) == 12
+    text = re.sub(r"\s+", " ", page_of(tmp_path / "out").text)
+    assert "12 faults in 12 messages: lost 12." in text
+    assert "The first 4 of 12" in text
+    assert [number for number in range(6) if f"bills-{number}" in text] == [0, 1, 2, 3]
+    assert "orders-" not in text
+
+
+@pytest.mark.parametrize("job", [audit, dead_letters])
+def test_times_on_pages_are_utc_wherever_the_job_runs(spark, tmp_path, monkeypatch, job):
+    history = History(partitions=1)
+    history.dead_letter(history.send("orders"))
+    rows = history.rows
+    rows[-1]["journalOffset"] += 3  # a gap
+    hours = {row["eventTime"].strftime("%Y-%m-%d %H:") for row in rows}
+    ledgers.write(tmp_path / "ledger", rows)
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert job.main(["--ledger", str(tmp_path / "ledger"), "--output", str(tmp_path / "out")]) == 0
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    found = re.findall(r"\d{4}-\d\d-\d\d \d\d:", page_of(tmp_path / "out").text)
+    assert found
+    assert set(found) == hours
+
+
+@pytest.mark.parametrize("place", ["{}", "file://{}"])
+def test_tables_are_written_in_place_of_older_ones(spark, tmp_path, place):
+    here = spark.createDataFrame(pa.table({"each": [1, 2]}))
+    there = spark.range(3).withColumnRenamed("id", "each")
+    for few, many in ((here, there), (there, here), (here, there), (here, here)):
+        running.write_tables(place.format(tmp_path), {"few": few, "many": many})
+        for table, name in ((few, "few"), (many, "many")):
+            found = pq.read_table(tmp_path / name)["each"].to_pylist()
+            assert sorted(found) == [row.each for row in table.collect()]
 
 
 @pytest.mark.parametrize("job", [dead_letters, latency, usage])

@@ -16,8 +16,9 @@ pytest.importorskip("pyspark")
 
 from pipeline.jobs import audit as job
 from pipeline.jobs import running
-from pipeline.jobs.audit import audit, summary
+from pipeline.jobs.audit import audit
 from pipeline.jobs.auditing import series
+from pipeline.jobs.auditing.findings import summary
 from pipeline.jobs.auditing.moves import MOVE_FAULTS
 from pipeline.jobs.auditing.verdicts import FAULTS
 from pipeline.jobs.ledger import LedgerError
