@@ -73,6 +73,10 @@ _WHERE_NULL: Final[dict[str, str | int]] = {"namespace": "", "epoch": "", "entit
 
 MAX_LOCAL = 10_000  # rows of a table that is held in Python
 
+_PARTITIONS: Final = "spark.sql.shuffle.partitions"
+_PARTITION_BYTES: Final = 32 << 20  # of Parquet: a million messages
+_MAX_PARTITIONS: Final = 4000
+
 
 class LedgerError(Exception):
     """The rows are not a ledger; the text names the column."""
@@ -93,13 +97,24 @@ def read(
     if where is not None:
         if not where:
             raise LedgerError(f"{path}: the capture has no rows of the table {table} yet")
-        return spark.read.parquet(*where)
+        return _divided(spark.read.parquet(*where))
     for folder in (f"{path.rstrip('/')}/table={table}", path):
         try:
-            return spark.read.parquet(folder)
+            return _divided(spark.read.parquet(folder))
         except AnalysisException as error:
             reason = error
     raise LedgerError(f"{path}: no Parquet that can be read ({reason.getCondition()})")
+
+
+def _divided(rows: DataFrame) -> DataFrame:
+    """The same rows; shuffles have as many partitions as so large files need, if they had fewer."""
+    spark = rows.sparkSession
+    # What Spark's planner knows of its files. There is no public way to ask it.
+    size = int(rows._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())
+    wanted = min(size // _PARTITION_BYTES, _MAX_PARTITIONS)
+    if wanted > int(spark.conf.get(_PARTITIONS, "0") or 0):
+        spark.conf.set(_PARTITIONS, wanted)
+    return rows
 
 
 def captured_files(path: str, table: str, behind: Mapping[tuple[int, str], int] | None = None) -> list[str] | None:

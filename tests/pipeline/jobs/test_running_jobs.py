@@ -26,14 +26,19 @@ HOSTILE = "<script>alert('x')</script>&\"\x00\u202e$x$"
 ROOT = Path(__file__).parents[3]
 
 
-def faulty(tmp_path):
-    """A ledger with a lost message, and what is present."""
+def faulty_history():
     history = History(partitions=1)
     history.end(history.send("orders"))
     lost = history.send(HOSTILE, "lost-1")
     for _ in range(3):
         history.dead_letter(history.send("orders"), HOSTILE, description=HOSTILE)
     del history.present[lost]
+    return history
+
+
+def faulty(tmp_path):
+    """A ledger with a lost message, and what is present."""
+    history = faulty_history()
     ledgers.write(tmp_path / "ledger", history.rows)
     ledgers.write(tmp_path / "present", history.snapshot(), PRESENT)
     return ["--ledger", str(tmp_path / "ledger"), "--output", str(tmp_path / "out")]
@@ -138,6 +143,21 @@ def test_times_on_pages_are_utc_wherever_the_job_runs(spark, tmp_path, monkeypat
     found = re.findall(r"\d{4}-\d\d-\d\d \d\d:", page_of(tmp_path / "out").text)
     assert found
     assert set(found) == hours
+
+
+def test_shuffles_of_a_large_ledger_have_more_partitions(spark, tmp_path, monkeypatch):
+    name = "spark.sql.shuffle.partitions"
+    [file] = ledgers.write(tmp_path / "ledger", faulty_history().rows).iterdir()
+    before = spark.conf.get(name)
+    try:
+        monkeypatch.setattr(ledger, "_PARTITION_BYTES", file.stat().st_size // 7)
+        assert ledger.read(spark, str(tmp_path / "ledger")).count() > 0
+        assert spark.conf.get(name) == "7"
+        monkeypatch.setattr(ledger, "_PARTITION_BYTES", file.stat().st_size // 3)
+        ledger.read(spark, str(tmp_path / "ledger"))
+        assert spark.conf.get(name) == "7"
+    finally:
+        spark.conf.set(name, before)
 
 
 @pytest.mark.parametrize("place", ["{}", "file://{}"])
