@@ -1,5 +1,6 @@
 """What docs/failures.md says of a worker with a fault is what clients see."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,8 @@ from tests.own_disk import own_disk_or_skip
 from tests.partitioned.failure_table import (
     AWAY,
     FULL,
-    HUNG,
     PAGE,
     SLOW,
-    STALLED,
     UNDER_WAY,
     Outcome,
     cell,
@@ -25,40 +24,51 @@ from tests.partitioned.failure_table import (
 from tests.partitioned.operations import ALL
 from tests.shims import NoCompiler
 
+TRIES = 3
+"""The page has times of a machine with nothing else to do. On a busy one, half a second passes while a process waits
+for a processor."""
 
-def is_as_documented(column: str, outcomes: list[Outcome]) -> None:
-    said = documented()[column]
-    differences = [
-        f"{operation.kind.value}: {operation.title}: {found} in {outcome.seconds:.2f} s, and the page says {known}"
-        for operation, outcome, known in zip(ALL, outcomes, said, strict=True)
-        if (found := cell(column, outcome)) != known
-    ]
-    assert not differences, "\n".join([column, *differences, "run: python -m tests.partitioned.failure_table"])
+
+def is_as_documented(directory: Path, see: Callable[[Path], dict[str, list[Outcome]]]) -> None:
+    """One of a few tries shows exactly what the page says of these columns."""
+    for number in range(TRIES):
+        differences = [
+            f"{column}: {operation.kind.value}: {operation.title}: {found} in {outcome.seconds:.2f} s, "
+            f"and the page says {known}"
+            for column, outcomes in see(directory / str(number)).items()
+            for operation, outcome, known in zip(ALL, outcomes, documented()[column], strict=True)
+            if (found := cell(column, outcome)) != known
+        ]
+        if not differences:
+            return
+        print(*differences, sep="\n")
+    pytest.fail("\n".join([*differences, "run: python -m tests.partitioned.failure_table"]))
 
 
 @pytest.mark.parametrize("column", [UNDER_WAY, AWAY])
 def test_a_worker_that_is_killed(tmp_path: Path, column: str) -> None:
-    is_as_documented(column, killed(tmp_path, column))
+    is_as_documented(tmp_path, lambda directory: {column: killed(directory, column)})
 
 
 @pytest.mark.slow
 def test_a_worker_that_hangs(tmp_path: Path) -> None:
-    found = hung(tmp_path)
-    is_as_documented(HUNG, found[HUNG])
-    is_as_documented(STALLED, found[STALLED])
+    is_as_documented(tmp_path, hung)
 
 
 def test_a_worker_with_a_slow_disk(tmp_path: Path) -> None:
     try:
-        found = slow(tmp_path)
+        is_as_documented(tmp_path, lambda directory: {SLOW: slow(directory)})
     except NoCompiler as error:
         pytest.skip(str(error))
-    is_as_documented(SLOW, found)
 
 
 def test_a_worker_with_a_full_disk(tmp_path: Path) -> None:
-    with own_disk_or_skip(tmp_path) as disk:
-        is_as_documented(FULL, full(tmp_path / "broker", disk))
+    def see(directory: Path) -> dict[str, list[Outcome]]:
+        directory.mkdir()
+        with own_disk_or_skip(directory) as disk:
+            return {FULL: full(directory / "broker", disk)}
+
+    is_as_documented(tmp_path, see)
 
 
 def test_the_page_has_every_operation() -> None:
