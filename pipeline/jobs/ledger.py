@@ -112,7 +112,7 @@ def _divided(rows: DataFrame) -> DataFrame:
     # What Spark's planner knows of its files. There is no public way to ask it.
     size = int(rows._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())
     wanted = min(size // _PARTITION_BYTES, _MAX_PARTITIONS)
-    if wanted > int(spark.conf.get(_PARTITIONS, "0") or 0):
+    if wanted > int(spark.conf.get(_PARTITIONS) or 0):
         spark.conf.set(_PARTITIONS, wanted)
     return rows
 

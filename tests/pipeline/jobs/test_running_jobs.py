@@ -156,6 +156,9 @@ def test_shuffles_of_a_large_ledger_have_more_partitions(spark, tmp_path, monkey
         monkeypatch.setattr(ledger, "_PARTITION_BYTES", file.stat().st_size // 3)
         ledger.read(spark, str(tmp_path / "ledger"))
         assert spark.conf.get(name) == "7"
+        spark.conf.unset(name)  # as spark-submit leaves it
+        ledger.read(spark, str(tmp_path / "ledger"))
+        assert spark.conf.get(name) == "200"
     finally:
         spark.conf.set(name, before)
 
