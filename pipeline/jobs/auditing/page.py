@@ -124,13 +124,14 @@ def _largest(counts: Mapping[_Place, Counter[str]]) -> dict[_Place, Counter[str]
 
 def _table(title: str, rows: DataFrame, columns: Sequence[str], order: Sequence[str] = ()) -> Table:
     """The first rows in this order, or else in their own. `order` is of `columns`."""
+    chosen = rows.select(*columns)
     if rows.isLocal():
         # For Spark, to sort a few rows is three jobs.
-        few = rows.select(*columns).toArrow()
+        few = chosen.toArrow()
         few = few.sort_by([(name, "ascending") for name in order]) if order else few
         total = few.num_rows
     else:
-        few = rows.select(*columns).sort(*order).limit(SHOWN_ROWS).toArrow()
+        few = (chosen.sort(*order) if order else chosen).limit(SHOWN_ROWS).toArrow()
         total = rows.count()
     shown_rows = [
         tuple(value.replace("_", " ") if name == "verdict" else value for name, value in row.items())
