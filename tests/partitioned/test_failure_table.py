@@ -1,6 +1,7 @@
 """What docs/failures.md says of a worker with a fault is what clients see."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,23 +27,25 @@ from tests.shims import NoCompiler
 
 TRIES = 3
 """The page has times of a machine with nothing else to do. On a busy one, half a second passes while a process waits
-for a processor."""
+for a processor. So what was only later than at once is tried again; any other difference is none of the machine."""
 
 
 def is_as_documented(directory: Path, see: Callable[[Path], dict[str, list[Outcome]]]) -> None:
-    """One of a few tries shows exactly what the page says of these columns."""
+    """What happens is what the page says of these columns, and one of a few tries also takes no longer."""
     for number in range(TRIES):
-        differences = [
-            f"{column}: {operation.kind.value}: {operation.title}: {found} in {outcome.seconds:.2f} s, "
-            f"and the page says {known}"
-            for column, outcomes in see(directory / str(number)).items()
-            for operation, outcome, known in zip(ALL, outcomes, documented()[column], strict=True)
-            if (found := cell(column, outcome)) != known
-        ]
-        if not differences:
+        late, wrong = [], []
+        for column, outcomes in see(directory / str(number)).items():
+            for operation, outcome, known in zip(ALL, outcomes, documented()[column], strict=True):
+                if (found := cell(column, outcome)) == known:
+                    continue
+                told = f"{column}: {operation.kind.value}: {operation.title}: {found} in {outcome.seconds:.2f} s"
+                is_late = cell(column, replace(outcome, seconds=0)) == known
+                (late if is_late else wrong).append(f"{told}, and the page says {known}")
+        assert not wrong, "\n".join([*wrong, "run: python -m tests.partitioned.failure_table"])
+        if not late:
             return
-        print(*differences, sep="\n")
-    pytest.fail("\n".join([*differences, "run: python -m tests.partitioned.failure_table"]))
+        print(*late, sep="\n")
+    pytest.fail("\n".join([*late, "run: python -m tests.partitioned.failure_table"]))
 
 
 @pytest.mark.parametrize("column", [UNDER_WAY, AWAY])
