@@ -27,7 +27,7 @@ from pipeline.jobs import running
 from pipeline.jobs.auditing import checksum, identities, moves, series, verdicts
 from pipeline.jobs.auditing.findings import Audit, summary, verdict_text
 from pipeline.jobs.auditing.offsets import offsets_of
-from pipeline.jobs.auditing.page import report
+from pipeline.jobs.auditing.page import FAULT_COLUMNS, report
 from pipeline.jobs.auditing.presence import presence
 from pipeline.jobs.auditing.queues import names_of, newest_of
 from pipeline.jobs.auditing.series import Before
@@ -37,10 +37,6 @@ from pyspark_peeklock.journal_client import Endpoint
 from pyspark_peeklock.options import Access
 
 PATIENCE_S = 120.0  # that the broker may be away
-_FAULT_COLUMNS = (
-    *("verdict", "namespace", "entity", "subQueue", "partition", "sequenceNumber", "entered", "left", "present"),
-    *("firstOffset", "lastOffset", "generation", "entityId"),
-)
 
 
 def audit(
@@ -90,6 +86,7 @@ def audit(
             snapshot, hidden = presence(broker, offsets.logs, queues)
         if snapshot is not None:
             present = verdicts.keyed(snapshot.messages, "the snapshot", only, newest_of(queues))
+            # A client may have browsed a message twice.
             queues, present = names_of(present, queues), present.dropDuplicates([*PLACE])
         rows = offsets.rows
         if flagged_only:
@@ -102,7 +99,9 @@ def audit(
         judged = verdicts.judged(rows, queues, offsets, present, opened, snapshot, is_whole=is_whole)
         counts = judged.all().groupBy("queue", "partition", "verdict").agg(F.count(F.lit(1)).alias("messages"))
         by_queue = beside.submit(kept, judged.named(counts).select(*NAMES, "partition", "verdict", "messages"))
-        faults = judged.named(judged.others.filter(F.col("verdict").isin(*FAULTS))).select(*_FAULT_COLUMNS)
+        faults = judged.named(judged.others.filter(F.col("verdict").isin(*FAULTS))).select(
+            *FAULT_COLUMNS, "generation", "entityId"
+        )
         ids = identities.concerned(offsets.rows, judged, unmatched.result())
         still = judged.named(judged.open()).select(*NAMES, "sequenceNumber", "partition", "entered", "ahead", "left")
         found = by_queue.result(), faults.transform(kept), moves.shown(unmatched.result())

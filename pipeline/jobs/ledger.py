@@ -89,7 +89,8 @@ def read(
     Parquet files below `path`, or below its folder `table=...` if it has one.
 
     `behind`: rows before these offsets, by partition and epoch, are not wanted. Files of a capture that have no others
-    are left out, but for one, so that there are columns. Raises LedgerError.
+    are left out, but for one, so that there are columns. Shuffles of the session get more partitions if the files are
+    large. Raises LedgerError.
     """
     from pyspark.errors import AnalysisException
 

@@ -47,6 +47,7 @@ SETTINGS: Final = {
     # A small table is a part of its plan, and needs no exchange if it is in one piece.
     "spark.sql.leafNodeDefaultParallelism": "1",
 }
+_LEAST_PIECES: Final = "spark.sql.files.minPartitionNum"
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _HERE: Final = {
     "spark.ui.enabled": "false",
@@ -72,8 +73,9 @@ def session(name: str) -> SparkSession:
     )
     spark.sparkContext.setLogLevel("ERROR")
     spark.conf.set("spark.sql.session.timeZone", "UTC")
-    # Files are in as many pieces as without the setting for small tables.
-    spark.conf.set("spark.sql.files.minPartitionNum", spark.sparkContext.defaultParallelism)
+    if spark.conf.get(_LEAST_PIECES, None) is None:
+        # As many as without the setting for small tables.
+        spark.conf.set(_LEAST_PIECES, spark.sparkContext.defaultParallelism)
     return spark
 
 

@@ -72,9 +72,10 @@ def summary(found: Audit) -> Summary:
     queues: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
     for row in found.verdicts.collect():
         queues[row.namespace, row.entity, row.subQueue][row.verdict] += row.messages
-    counted = found.moves.groupBy("verdict").agg(F.count(F.lit(1)))
-    is_few = found.moves.isLocal()
-    moves = Counter(row.verdict for row in found.moves.collect()) if is_few else Counter(dict(counted.collect()))
+    if found.moves.isLocal():
+        moves = Counter(row.verdict for row in found.moves.collect())
+    else:
+        moves = Counter(dict(found.moves.groupBy("verdict").agg(F.count(F.lit(1))).collect()))
     problems: Counter[str] = Counter()
     for log in found.offsets.logs:
         for problem in log.problems:

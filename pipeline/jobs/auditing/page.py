@@ -24,7 +24,7 @@ _MEANING: Final = {
     "undecided": "a gap hides whether it is a fault, or it changed while the queues were browsed",
     "before": "entered before the ledger begins; all else is fine",
 }
-_FAULT: Final = (
+FAULT_COLUMNS: Final = (
     *("verdict", "namespace", "entity", "subQueue", "partition", "sequenceNumber", "entered", "left", "present"),
     *("firstOffset", "lastOffset"),
 )
@@ -63,7 +63,7 @@ def report(found: Audit, numbers: Summary, snapshot_given: bool) -> Report:
             "Faults",
             "Each message whose rows contradict each other, or what is in its queue.",
             (),
-            [_table("Messages with faults", found.faults, _FAULT, (*by_place, "subQueue", "sequenceNumber"))],
+            [_table("Messages with faults", found.faults, FAULT_COLUMNS, (*by_place, "subQueue", "sequenceNumber"))],
         ),
         Section(
             "Moves between queues",
