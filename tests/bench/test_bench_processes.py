@@ -93,11 +93,12 @@ def test_a_child_that_nobody_waited_for_does_not_take_its_time_from_others():
         assert process.stdout is not None
         assert process.stdout.readline() == "worked\n"
         before = cpu_s_by_process(tree(process.pid))
-        assert sum(before.values()) >= 0.5
+        assert sum(before.values()) >= 0.47
         process.stdin.write("\n")
         process.stdin.flush()
         assert process.stdout.readline() == "alone\n"
-        assert 0.2 <= cpu_s_since(before, tree(process.pid)) < 0.5
+        # The kernel tells user and system time each in whole ticks of 10 ms, rounded down.
+        assert 0.17 <= cpu_s_since(before, tree(process.pid)) < 0.5
         process.communicate()
 
 
