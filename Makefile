@@ -32,6 +32,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 BENCH_INSTALLED := $(VENV)/.bench-installed
 SPARK_INSTALLED := $(VENV)/.spark-installed
+EXTENSION := protocol/_native.abi3.so
 CONFIG ?= deploy/quickstart.toml
 ARGS ?=
 EXAMPLES ?= 2000
@@ -43,7 +44,7 @@ OF_BROKERS := $(addprefix tests/,end_to_end sessions forwarding operations clien
 help:
 	@sed -n 's/^#   //p' Makefile
 
-install: $(INSTALLED)
+install: $(EXTENSION)
 
 $(INSTALLED): pyproject.toml
 	@test -n "$(PYTHON)" || { echo 'Peeklock needs Python 3.11 or later: make PYTHON=/path/to/python3.11' >&2; exit 1; }
@@ -58,27 +59,32 @@ $(INSTALLED): pyproject.toml
 	$(BIN)/python -m compileall -q broker protocol storage # else the first start compiles them, which takes a second
 	@touch $@
 
-serve: $(INSTALLED)
+# Made by the installation as well; here it is made anew when a source has changed.
+$(EXTENSION): $(INSTALLED) $(wildcard protocol/native/*.[ch]) protocol/native/build.py
+	$(BIN)/python protocol/native/build.py
+	@touch $@
+
+serve: $(EXTENSION)
 	@exec $(BIN)/peeklock serve --config $(CONFIG) $(ARGS)
 
-test: $(INSTALLED)
+test: $(EXTENSION)
 	$(BIN)/python -m pytest $(ARGS)
 
-test-one-process: $(INSTALLED)
+test-one-process: $(EXTENSION)
 	PEEKLOCK_TEST_WORKERS=0 $(BIN)/python -m pytest $(or $(ARGS),$(OF_BROKERS))
 
-lint: $(INSTALLED)
+lint: $(EXTENSION)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-$(BENCH_INSTALLED): $(INSTALLED)
+$(BENCH_INSTALLED): $(EXTENSION)
 	$(BIN)/python -m pip install --quiet --group bench
 	@touch $@
 
 spark: $(SPARK_INSTALLED)
 
-$(SPARK_INSTALLED): $(INSTALLED)
+$(SPARK_INSTALLED): $(EXTENSION)
 	$(BIN)/python -m pip install --quiet --editable '.[spark,jobs]'
 	-@$(BIN)/peeklock jobs prepare # jobs are slower without it, and say themselves if there is no Java
 	@touch $@
@@ -89,57 +95,57 @@ pipeline-demo: $(SPARK_INSTALLED)
 bench: $(BENCH_INSTALLED)
 	$(BIN)/python -m bench.run $(ARGS)
 
-scaling: $(INSTALLED)
+scaling: $(EXTENSION)
 	$(BIN)/python -m bench.scaling $(ARGS)
 
-model: $(INSTALLED)
+model: $(EXTENSION)
 	PEEKLOCK_MODEL_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -v tests/*/test_*_model.py $(ARGS)
 
-structure: $(INSTALLED)
+structure: $(EXTENSION)
 	$(BIN)/python bench/structure.py
 
-dead-code: $(INSTALLED)
+dead-code: $(EXTENSION)
 	$(BIN)/vulture
 
-coverage: $(INSTALLED)
+coverage: $(EXTENSION)
 	$(BIN)/coverage erase
 	-$(BIN)/coverage run -m pytest $(ARGS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
-soak: $(INSTALLED)
+soak: $(EXTENSION)
 	$(BIN)/python -m tests.soak.run $(ARGS)
 
-fuzz: $(INSTALLED)
+fuzz: $(EXTENSION)
 	$(BIN)/python -m tests.fuzz.run $(ARGS)
 
-power-loss: $(INSTALLED)
+power-loss: $(EXTENSION)
 	$(BIN)/python -m tests.power_loss.run $(ARGS)
 
-pairing-ledger: $(INSTALLED)
+pairing-ledger: $(EXTENSION)
 	$(BIN)/python -m tests.pairing.ledger $(ARGS)
 
 kill-drivers: $(SPARK_INSTALLED)
 	PEEKLOCK_REQUIRE_SPARK=1 PEEKLOCK_KILL_DRIVERS=1 $(BIN)/python -m pytest -k killed $(or $(ARGS),tests/pipeline/changes)
 
-drain: $(INSTALLED)
+drain: $(EXTENSION)
 	$(BIN)/python -m tests.pairing.drain $(ARGS)
 
-losing-a-worker: $(INSTALLED)
+losing-a-worker: $(EXTENSION)
 	$(BIN)/python -m tests.partitioned.losing_a_worker $(ARGS)
 
-split: $(INSTALLED)
+split: $(EXTENSION)
 	$(BIN)/python -m tests.cluster.split $(ARGS)
 
 # What the images install, with the hashes of all files that may be downloaded.
 LOCK = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header
-lock: $(INSTALLED)
+lock: $(EXTENSION)
 	$(BIN)/python -m pip install --quiet uv
 	$(LOCK) pyproject.toml -o deploy/requirements.lock
 	$(LOCK) --no-annotate deploy/build.in -o deploy/build.lock
 	$(LOCK) --no-annotate --extra spark --extra jobs pyproject.toml -o deploy/spark.lock
 
-capture-s3: $(INSTALLED)
+capture-s3: $(EXTENSION)
 	$(BIN)/python -m pip install --quiet --group s3
 	$(BIN)/python -m pytest tests/capture/test_capture_object_store.py $(ARGS)
 
@@ -149,7 +155,7 @@ pipeline-cluster: $(SPARK_INSTALLED)
 pipeline-kills: $(SPARK_INSTALLED)
 	$(BIN)/python -m tests.pipeline.kills $(ARGS)
 
-image: $(INSTALLED)
+image: $(EXTENSION)
 	PEEKLOCK_BUILD_IMAGE=1 $(BIN)/python -m pytest tests/deployment/test_image.py $(ARGS)
 
 pipeline-pods: $(SPARK_INSTALLED)

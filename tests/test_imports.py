@@ -100,6 +100,7 @@ MAY_IMPORT = {
     # What all processes share must not drag in a part of one of them.
     "broker.errors": set(),
     "broker.wire": set(),
+    "broker.runs": {"broker.wire", "protocol.lock_tokens", "storage.records"},
     "broker.namespace.entities": {"protocol.bounds"},
     "broker.namespace.fragments": {
         "broker.errors",
@@ -266,6 +267,7 @@ PURE = (
     "broker.partition",
     "broker.rules",
     "broker.wire",
+    "broker.runs",
     "broker.errors",
     "broker.namespace.entities",
     "storage.journal.events",
@@ -276,6 +278,8 @@ PURE = (
 )
 NOT_PURE = {
     "protocol.engine.proton": {"threading"},  # each thread has a buffer of its own
+    "protocol.engine.native": {"os"},  # a variable switches the extension off
+    "protocol.native.build": {"contextlib", "pathlib", "sysconfig"},  # a part of the build
     "protocol.client.connection": {"asyncio", "ssl", "socket"},
     "protocol.client.link_end": {"asyncio"},
     "protocol.client.links": {"asyncio"},
@@ -292,6 +296,7 @@ ONLY_IN = {
         "protocol.engine.links",
         "protocol.engine.deliveries",
         "protocol.engine.flow_answers",
+        "protocol.engine.native",
     },
     "structlog": {"broker.logging"},
     "uvloop": {

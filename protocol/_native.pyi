@@ -1,0 +1,170 @@
+"""The extension of `protocol/native`: see `protocol.engine.native`. Addresses are those of proton's objects."""
+
+from typing import Protocol
+
+def setup(functions: dict[str, int], message_id_prefix: bytes) -> None: ...
+def walk(
+    data: bytes,
+    at: int,
+    largest: int,
+    form: tuple[bytes, bytes, bytes, int],
+    dispositions: bool,
+    next_id: int,
+) -> tuple[int, int]:
+    """The offset behind usual frames of this form from `at` on, and the next delivery-id: see `frames_walk`.
+
+    `form` is its head, its tag's head, the rest behind the tag, and the number of bytes of a delivery-id.
+    """
+
+def take_apart(message: bytes, message_id: bytes | None) -> tuple[bytes, bytes] | None:
+    """Layout and stored bytes, as `protocol.message.intake.take_apart`; None if the message is not usual."""
+
+def render(
+    record: bytes, sequence_number: int, delivery_count: int, lock_token: bytes | None, locked_until_ms: int
+) -> bytes | None:
+    """The message as a receiver gets it, as `protocol.message.rendering.render`; None if the record is not usual."""
+
+class Sender(Protocol):
+    """The owner of an `Incoming`."""
+
+    def on_gathering(self) -> None:
+        """The first message has gathered since `take_run`."""
+
+    def post_early(self) -> None:
+        """More messages have gathered than should wait for the end of the turn."""
+
+    def on_unusual(self, delivery: int, payload: bytes, settled: bool) -> None:
+        """A message that only Python takes. It comes behind those that have gathered."""
+
+class Incoming:
+    """Deliveries that come in on a link. Usual messages gather; `pending` deliveries wait for an outcome, in order.
+
+    The peer has settled a delivery of address 0. The length is the number of pending deliveries.
+    """
+
+    def __init__(self, link: int, owner: Sender, max_message_bytes: int, gives_ids: bool) -> None: ...
+    @property
+    def count(self) -> int:
+        """The number of messages that have gathered."""
+
+    @property
+    def message_bytes(self) -> int:
+        """Their bytes, as they came."""
+
+    def take_run(self) -> bytes:
+        """The messages that have gathered, as a run: see `protocol.message.runs`."""
+
+    def append(self, delivery: int) -> None: ...
+    def popleft(self) -> int: ...
+    def pop(self) -> int: ...
+    def accept(self, count: int) -> None:
+        """The first deliveries are accepted."""
+
+    def clear(self) -> None: ...
+    def __len__(self) -> int: ...
+
+class Receiver(Protocol):
+    """The owner of an `Outgoing`."""
+
+    def on_accepting(self) -> None:
+        """The first accepted delivery has gathered since `take_accepted`."""
+
+    def post_accepted(self) -> None:
+        """Those that have gathered must be taken, because the next is not like them."""
+
+class Outgoing:
+    """Deliveries that go out on a link, accepted ones that have gathered, and outcomes that wait for their answer.
+
+    The length is the number of these outcomes.
+    """
+
+    def __init__(self, link: int, owner: Receiver, settled: bool) -> None: ...
+    @property
+    def count(self) -> int:
+        """The number of accepted deliveries that have gathered."""
+
+    @property
+    def unsettled(self) -> int:
+        """The number of deliveries without an outcome."""
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of messages that are not in the output yet."""
+
+    def deliver(
+        self,
+        run: bytes,
+        at: int,
+        count: int,
+        token: bytes,
+        sequence_number: int,
+        delivery_count: int,
+        locked_until_ms: int | None,
+        max_frame_bytes: int,
+    ) -> int | None:
+        """Send `count` messages of the run from offset `at` on, with consecutive tokens and sequence numbers.
+
+        Returns the offset behind them; None if they are not usual, and nothing is sent.
+        """
+
+    def take_accepted(self) -> tuple[int, bool, list[bytes]]:
+        """The count of those that have gathered, True if the peer has settled them, and their tokens.
+
+        A token with four more bytes stands for as many consecutive tokens.
+        """
+
+    def sent(self, delivery: int) -> None:
+        """A delivery was sent by Python, and waits for its outcome."""
+
+    def is_sent(self, delivery: int) -> bool: ...
+    def told(self, delivery: int) -> bool:
+        """Python takes the outcome of the delivery. False if it waited for none."""
+
+    def last_tags(self, count: int) -> list[bytes]:
+        """The tags of the last deliveries that were sent and have no outcome, in order."""
+
+    def append(self, delivery: int, outcome: int) -> None: ...
+    def popleft(self) -> tuple[int, int]: ...
+    def settle(self, count: int) -> tuple[int, int, int, int, int]:
+        """The first outcomes are applied: settle their deliveries. Returns the number of each outcome."""
+
+    def clear(self) -> None:
+        """Forget the outcomes that wait for an answer."""
+
+    def end(self) -> int:
+        """The link ends with its deliveries. Returns how many had no outcome."""
+
+    def __len__(self) -> int: ...
+
+class Events(Protocol):
+    """The engine of a `Pump`."""
+
+    def on_event(self) -> None:
+        """Handle proton's first event, and leave it to be popped."""
+
+class Pump:
+    """Moves frames between a connection's bytes and proton, with the links that were added."""
+
+    def __init__(self, transport: int, collector: int, engine: Events) -> None: ...
+    @property
+    def max_frame_bytes(self) -> int:
+        """Of the peer; 0 is no limit."""
+
+    @property
+    def finished(self) -> bool:
+        """True if nothing will be written any more, as of the last `pull`."""
+
+    def push(self, data: bytes, at: int, stop: int) -> bool:
+        """Give proton the bytes from `at` to `stop`, and handle their events. False if it found a fault."""
+
+    def dispatch(self) -> None:
+        """Handle proton's events."""
+
+    def pull(self) -> bytes:
+        """All output, in whole frames."""
+
+    def add(self, link: Incoming | Outgoing, channel: int, handle: int) -> None:
+        """`channel` and `handle` are those of the side that sends: the peer's of an Incoming, ours of an Outgoing."""
+
+    def remove(self, link: Incoming | Outgoing) -> None: ...
+    def close(self) -> None: ...

@@ -1,0 +1,69 @@
+"""The usual message path in C (`protocol/native`), if it is built and not switched off: then `native` is its module.
+
+It takes whole messages from bytes to bytes, and declines what it does not know, which Python's code does then. That
+code is also the reference: with PEEKLOCK_PURE=1 in the environment there is no other.
+"""
+
+import importlib
+import os
+from types import ModuleType
+from typing import Any, Final
+
+from protocol.engine.proton import Pointer, ffi, lib
+
+# Signatures in `protocol/native/proton.h`, as cffi writes them.
+_SIGNATURES: Final = {
+    "transport_push": "ssize_t(*)(struct pn_transport_t *, char *, size_t)",
+    "transport_peek": "ssize_t(*)(struct pn_transport_t *, char *, size_t)",
+    "transport_pop": "void(*)(struct pn_transport_t *, size_t)",
+    "transport_get_remote_max_frame": "uint32_t(*)(struct pn_transport_t *)",
+    "collector_peek": "struct pn_event_t *(*)(struct pn_collector_t *)",
+    "collector_pop": "_Bool(*)(struct pn_collector_t *)",
+    "event_type": "pn_event_type_t(*)(struct pn_event_t *)",
+    "event_delivery": "struct pn_delivery_t *(*)(struct pn_event_t *)",
+    "delivery_link": "struct pn_link_t *(*)(struct pn_delivery_t *)",
+    "delivery_settled": "_Bool(*)(struct pn_delivery_t *)",
+    "delivery_remote_state": "uint64_t(*)(struct pn_delivery_t *)",
+    "delivery_readable": "_Bool(*)(struct pn_delivery_t *)",
+    "link_advance": "_Bool(*)(struct pn_link_t *)",
+    "delivery": "struct pn_delivery_t *(*)(struct pn_link_t *, struct pn_bytes_t)",
+    "delivery_tag": "struct pn_bytes_t(*)(struct pn_delivery_t *)",
+    "delivery_update": "void(*)(struct pn_delivery_t *, uint64_t)",
+    "delivery_settle": "void(*)(struct pn_delivery_t *)",
+}
+_DELIVERY_EVENT: Final = 28
+
+
+def address_of(pointer: Pointer) -> int:
+    return int(ffi.cast("uintptr_t", pointer))
+
+
+def delivery_at(address: int) -> Pointer:
+    return ffi.cast("pn_delivery_t *", address)
+
+
+def _functions() -> dict[str, int]:
+    """Addresses by name. Raises ImportError if this proton is not the one that the extension was written for."""
+    functions = {}
+    for name, signature in _SIGNATURES.items():
+        function = getattr(lib, f"pn_{name}")
+        if ffi.typeof(function).cname != signature:
+            raise ImportError(f"pn_{name} of this proton is {ffi.typeof(function).cname}, not {signature}")
+        functions[f"pn_{name}"] = address_of(ffi.addressof(lib, f"pn_{name}"))
+    if _DELIVERY_EVENT != lib.PN_DELIVERY:
+        raise ImportError("this proton has other numbers of events")
+    return functions
+
+
+def _load() -> Any:
+    if os.environ.get("PEEKLOCK_PURE") == "1":
+        return None
+    try:
+        module: ModuleType = importlib.import_module("protocol._native")
+    except ModuleNotFoundError:
+        return None  # it is not built
+    module.setup(_functions(), b"\xa1\x20" + os.urandom(8).hex().encode())
+    return module
+
+
+native: Final[Any] = _load()

@@ -1,0 +1,44 @@
+// Frames of a connection: recognizes the usual ones.
+#ifndef PEEKLOCK_FRAMES_H
+#define PEEKLOCK_FRAMES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+// A transfer of one frame with a whole delivery, without a state and of message format 0 (AMQP 1.0, 2.7.5).
+struct transfer {
+    size_t size; // of the frame
+    uint16_t channel;
+    uint32_t handle;
+    uint32_t delivery_id;
+    const uint8_t *tag;
+    size_t tag_bytes;
+    bool settled;
+    size_t payload_at; // in the frame
+};
+
+// Read the transfer whose frame begins at `frame` and of which `size` bytes are here. False if it is not usual, or not
+// here up to its payload.
+bool transfer_read(const uint8_t *frame, size_t size, struct transfer *transfer);
+
+// The channel and handle of any transfer; false if they are not here, or it is of an unusual encoding.
+bool transfer_link(const uint8_t *frame, size_t size, uint16_t *channel, uint32_t *handle);
+
+// The form of transfers that differ only in delivery-id and tag: see `_UsualTransfer` in `protocol.engine.incoming`.
+struct form {
+    const uint8_t *head; // the bytes of the frame from its fifth one up to the delivery-id
+    size_t head_bytes;
+    size_t id_bytes; // 1 or 4
+    uint8_t tag_head[2];
+    const uint8_t *rest; // the bytes of the performative behind the tag
+    size_t rest_bytes;
+};
+
+// The offset behind the frames from `at` on that are transfers of this form, with consecutive delivery-ids from
+// `*next_id` on, or short dispositions of a receiver if `dispositions`. All of them end before `end`, and none has more
+// than `largest` bytes. `*next_id` becomes the id behind the last one, which may be 2^32.
+size_t frames_walk(const uint8_t *data, size_t at, size_t end, size_t largest, const struct form *form,
+                   bool dispositions, uint64_t *next_id);
+
+#endif

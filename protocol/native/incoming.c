@@ -1,0 +1,199 @@
+#include "intake.h"
+#include "module.h"
+#include "proton.h"
+
+// Messages that have gathered to so many bytes leave before the end of the turn: see `broker.gateway.router`.
+#define EARLY_BYTES (64 << 10)
+#define KEPT_BYTES (128 << 10) // a larger buffer is not kept
+
+uint8_t message_id_prefix[18];
+static uint64_t message_ids;
+
+static void next_message_id(uint8_t *id) {
+    uint8_t *at = write_bytes(id, message_id_prefix, sizeof message_id_prefix);
+    uint64_t number = ++message_ids;
+    for (int shift = 60; shift >= 0; shift -= 4) *at++ = (uint8_t)"0123456789abcdef"[number >> shift & 15];
+}
+
+static int call(PyObject *owner, const char *method) {
+    PyObject *result = PyObject_CallMethod(owner, method, NULL);
+    Py_XDECREF(result);
+    return result ? 0 : -1;
+}
+
+int incoming_take(Incoming *incoming, void *delivery, const uint8_t *message, size_t size, bool settled) {
+    struct intake intake;
+    uint8_t id[MESSAGE_ID_BYTES];
+    if (incoming->max_message_bytes && size > incoming->max_message_bytes) return 0;
+    if (!intake_take(message, size, incoming->gives_ids, &intake)) return 0;
+    if (intake.stored_bytes > UINT32_MAX - RECORD_HEADER_BYTES) return 0;
+    if (!buffer_reserve(&incoming->run, RECORD_SIZE_BYTES + RECORD_HEADER_BYTES + intake.stored_bytes)) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    struct pending *pending = ring_push(&incoming->pending);
+    if (!pending) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    *pending = (struct pending){settled ? NULL : delivery, 0};
+    if (settled) proton.delivery_settle(delivery);
+    uint8_t *at = incoming->run.bytes + incoming->run.size;
+    incoming->run.size += RECORD_SIZE_BYTES + RECORD_HEADER_BYTES + intake.stored_bytes;
+    at = write_u32(at, (uint32_t)(RECORD_HEADER_BYTES + intake.stored_bytes));
+    memset(at, 0, LAYOUT_AT); // the partition knows the times
+    at = write_bytes(at + LAYOUT_AT, intake.layout, LAYOUT_BYTES);
+    if (intake.properties_head_bytes) next_message_id(id);
+    intake_store(&intake, message, size, id, at);
+    incoming->message_bytes += size;
+    if (incoming->count++ == 0 && call(incoming->owner, "on_gathering") < 0) return -1;
+    if (incoming->message_bytes > EARLY_BYTES && call(incoming->owner, "post_early") < 0) return -1;
+    return 1;
+}
+
+static int incoming_init(PyObject *self, PyObject *arguments, PyObject *keywords) {
+    Incoming *incoming = (Incoming *)self;
+    unsigned long long link, max_message_bytes;
+    PyObject *owner;
+    int gives_ids;
+    static char *names[] = {"link", "owner", "max_message_bytes", "gives_ids", NULL};
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "KOKp", names, &link, &owner, &max_message_bytes, &gives_ids))
+        return -1;
+    incoming->link = pointer_of(link);
+    incoming->owner = Py_NewRef(owner);
+    incoming->max_message_bytes = max_message_bytes;
+    incoming->gives_ids = gives_ids;
+    incoming->pending.item_bytes = sizeof(struct pending);
+    return 0;
+}
+
+static int incoming_traverse(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(((Incoming *)self)->owner);
+    return 0;
+}
+
+static int incoming_clear(PyObject *self) {
+    Py_CLEAR(((Incoming *)self)->owner);
+    return 0;
+}
+
+static void incoming_dealloc(PyObject *self) {
+    Incoming *incoming = (Incoming *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    incoming_clear(self);
+    buffer_free(&incoming->run);
+    ring_free(&incoming->pending);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+static PyObject *incoming_count(PyObject *self, void *closure) {
+    (void)closure;
+    return PyLong_FromSize_t(((Incoming *)self)->count);
+}
+
+static PyObject *incoming_message_bytes(PyObject *self, void *closure) {
+    (void)closure;
+    return PyLong_FromSize_t(((Incoming *)self)->message_bytes);
+}
+
+static Py_ssize_t incoming_length(PyObject *self) { return (Py_ssize_t)((Incoming *)self)->pending.count; }
+
+static PyObject *incoming_take_run(PyObject *self, PyObject *none) {
+    (void)none;
+    Incoming *incoming = (Incoming *)self;
+    PyObject *run = PyBytes_FromStringAndSize((const char *)incoming->run.bytes, (Py_ssize_t)incoming->run.size);
+    if (!run) return NULL;
+    incoming->run.size = incoming->count = incoming->message_bytes = 0;
+    if (incoming->run.capacity > KEPT_BYTES) buffer_free(&incoming->run);
+    return run;
+}
+
+static PyObject *incoming_append(PyObject *self, PyObject *address) {
+    unsigned long long delivery = PyLong_AsUnsignedLongLong(address);
+    if (PyErr_Occurred()) return NULL;
+    struct pending *pending = ring_push(&((Incoming *)self)->pending);
+    if (!pending) return PyErr_NoMemory();
+    *pending = (struct pending){pointer_of(delivery), 0};
+    Py_RETURN_NONE;
+}
+
+static PyObject *pop(Incoming *incoming, bool first) {
+    struct ring *ring = &incoming->pending;
+    if (!ring->count) {
+        PyErr_SetString(PyExc_IndexError, "no delivery is pending");
+        return NULL;
+    }
+    struct pending *pending = ring_at(ring, first ? 0 : ring->count - 1);
+    PyObject *address = PyLong_FromUnsignedLongLong(address_of(pending->delivery));
+    (first ? ring_pop : ring_pop_last)(ring);
+    return address;
+}
+
+static PyObject *incoming_popleft(PyObject *self, PyObject *none) {
+    (void)none;
+    return pop((Incoming *)self, true);
+}
+
+static PyObject *incoming_pop(PyObject *self, PyObject *none) {
+    (void)none;
+    return pop((Incoming *)self, false);
+}
+
+static PyObject *incoming_accept(PyObject *self, PyObject *number) {
+    struct ring *ring = &((Incoming *)self)->pending;
+    size_t count = PyLong_AsSize_t(number);
+    if (PyErr_Occurred()) return NULL;
+    if (count > ring->count) {
+        PyErr_SetString(PyExc_IndexError, "fewer deliveries are pending");
+        return NULL;
+    }
+    for (; count; count--) {
+        void *delivery = ((struct pending *)ring_at(ring, 0))->delivery;
+        ring_pop(ring);
+        if (delivery) {
+            proton.delivery_update(delivery, ACCEPTED);
+            proton.delivery_settle(delivery);
+        }
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *incoming_forget(PyObject *self, PyObject *none) {
+    (void)none;
+    ring_free(&((Incoming *)self)->pending);
+    Py_RETURN_NONE;
+}
+
+static PyGetSetDef incoming_attributes[] = {
+    {"count", incoming_count, NULL, NULL, NULL},
+    {"message_bytes", incoming_message_bytes, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+static PyMethodDef incoming_methods[] = {
+    {"take_run", incoming_take_run, METH_NOARGS, NULL},
+    {"append", incoming_append, METH_O, NULL},
+    {"popleft", incoming_popleft, METH_NOARGS, NULL},
+    {"pop", incoming_pop, METH_NOARGS, NULL},
+    {"accept", incoming_accept, METH_O, NULL},
+    {"clear", incoming_forget, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+static PyType_Slot incoming_slots[] = {
+    {Py_tp_init, incoming_init},
+    {Py_tp_traverse, incoming_traverse},
+    {Py_tp_clear, incoming_clear},
+    {Py_tp_dealloc, incoming_dealloc},
+    {Py_tp_methods, incoming_methods},
+    {Py_tp_getset, incoming_attributes},
+    {Py_sq_length, incoming_length},
+    {0, NULL},
+};
+PyType_Spec incoming_spec = {
+    .name = "protocol._native.Incoming",
+    .basicsize = sizeof(Incoming),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = incoming_slots,
+};

@@ -1,0 +1,136 @@
+// The usual message path of a gateway: bytes to bytes, without a Python object for each message.
+//
+// It takes what it knows and declines everything else, which Python's own code does then. It never names a fault.
+#include "module.h"
+
+#include "frames.h"
+#include "intake.h"
+#include "proton.h"
+
+#include <stdlib.h>
+
+struct proton proton;
+PyObject *incoming_type, *outgoing_type;
+
+// setup(functions, message_id_prefix): `functions` are addresses by name.
+static PyObject *setup(PyObject *module, PyObject *arguments) {
+    (void)module;
+    PyObject *functions;
+    const char *prefix;
+    Py_ssize_t prefix_bytes;
+    if (!PyArg_ParseTuple(arguments, "O!y#", &PyDict_Type, &functions, &prefix, &prefix_bytes)) return NULL;
+    if (prefix_bytes != sizeof message_id_prefix) {
+        PyErr_SetString(PyExc_ValueError, "a prefix of another length");
+        return NULL;
+    }
+    memcpy(message_id_prefix, prefix, sizeof message_id_prefix);
+#define FIND(result, name, arguments)                                                       \
+    {                                                                                       \
+        PyObject *address = PyDict_GetItemString(functions, "pn_" #name);                   \
+        if (!address) {                                                                     \
+            PyErr_SetString(PyExc_KeyError, "pn_" #name);                                   \
+            return NULL;                                                                    \
+        }                                                                                   \
+        void *function = PyLong_AsVoidPtr(address);                                         \
+        if (PyErr_Occurred()) return NULL;                                                  \
+        memcpy(&proton.name, &function, sizeof function);                                   \
+    }
+    PROTON_FUNCTIONS(FIND)
+#undef FIND
+    Py_RETURN_NONE;
+}
+
+// walk(data, at, largest, form, dispositions, next_id) -> at, next_id
+// `form` is the head, the tag's head and the rest behind the tag, and the number of bytes of a delivery-id.
+static PyObject *walk(PyObject *module, PyObject *arguments) {
+    (void)module;
+    const char *data, *head, *tag_head, *rest;
+    Py_ssize_t size, at, largest, head_bytes, tag_head_bytes, rest_bytes, id_bytes;
+    int dispositions;
+    unsigned long long next_id;
+    if (!PyArg_ParseTuple(arguments, "y#nn(y#y#y#n)pK", &data, &size, &at, &largest, &head, &head_bytes, &tag_head,
+                          &tag_head_bytes, &rest, &rest_bytes, &id_bytes, &dispositions, &next_id))
+        return NULL;
+    if (at < 0 || at > size || largest < 0 || tag_head_bytes != 2 || (id_bytes != 1 && id_bytes != 4)) {
+        PyErr_SetString(PyExc_ValueError, "no such form or bytes");
+        return NULL;
+    }
+    struct form form = {.head = (const uint8_t *)head, .head_bytes = (size_t)head_bytes, .id_bytes = (size_t)id_bytes,
+                        .rest = (const uint8_t *)rest, .rest_bytes = (size_t)rest_bytes};
+    memcpy(form.tag_head, tag_head, 2);
+    uint64_t id = next_id;
+    size_t end = frames_walk((const uint8_t *)data, (size_t)at, (size_t)size, (size_t)largest, &form, dispositions, &id);
+    return Py_BuildValue("nK", (Py_ssize_t)end, (unsigned long long)id);
+}
+
+// take_apart(message, message_id) -> layout, stored bytes; None if the message is not usual
+static PyObject *take_apart(PyObject *module, PyObject *arguments) {
+    (void)module;
+    const char *message, *message_id;
+    Py_ssize_t size, message_id_bytes;
+    if (!PyArg_ParseTuple(arguments, "y#z#", &message, &size, &message_id, &message_id_bytes)) return NULL;
+    if (message_id && message_id_bytes != MESSAGE_ID_BYTES) {
+        PyErr_SetString(PyExc_ValueError, "a message-id of another length");
+        return NULL;
+    }
+    struct intake intake;
+    if (!intake_take((const uint8_t *)message, (size_t)size, message_id != NULL, &intake)) Py_RETURN_NONE;
+    PyObject *stored = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)intake.stored_bytes);
+    if (!stored) return NULL;
+    intake_store(&intake, (const uint8_t *)message, (size_t)size, (const uint8_t *)message_id,
+                 (uint8_t *)PyBytes_AsString(stored));
+    return Py_BuildValue("y#N", intake.layout, (Py_ssize_t)LAYOUT_BYTES, stored);
+}
+
+// render(record, sequence_number, delivery_count, lock: (token as uuid, until ms) | None) -> bytes | None
+static PyObject *render(PyObject *module, PyObject *arguments) {
+    (void)module;
+    const char *record, *token = NULL;
+    Py_ssize_t size, token_bytes = 0;
+    unsigned long long sequence_number, locked_until_ms = 0;
+    unsigned int delivery_count;
+    if (!PyArg_ParseTuple(arguments, "y#KIz#K", &record, &size, &sequence_number, &delivery_count, &token, &token_bytes,
+                          &locked_until_ms))
+        return NULL;
+    if (!record_is_usual((const uint8_t *)record, (size_t)size)) Py_RETURN_NONE;
+    struct delivery delivery = {sequence_number, delivery_count, token != NULL, locked_until_ms, {0}};
+    if (token && token_bytes != sizeof delivery.lock_token) {
+        PyErr_SetString(PyExc_ValueError, "a token of another length");
+        return NULL;
+    }
+    if (token) memcpy(delivery.lock_token, token, sizeof delivery.lock_token);
+    size_t rendered_bytes = record_rendered_bytes((const uint8_t *)record, (size_t)size, token != NULL);
+    PyObject *rendered = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)rendered_bytes);
+    if (rendered) {
+        uint8_t *bytes = (uint8_t *)PyBytes_AsString(rendered);
+        if (record_render((const uint8_t *)record, (size_t)size, &delivery, bytes) != bytes + rendered_bytes) abort();
+    }
+    return rendered;
+}
+
+static PyMethodDef methods[] = {
+    {"setup", setup, METH_VARARGS, NULL},
+    {"walk", walk, METH_VARARGS, NULL},
+    {"take_apart", take_apart, METH_VARARGS, NULL},
+    {"render", render, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static int add_type(PyObject *module, PyType_Spec *spec, const char *name, PyObject **type) {
+    *type = PyType_FromModuleAndSpec(module, spec, NULL);
+    return *type ? PyModule_AddObjectRef(module, name, *type) : -1;
+}
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "protocol._native", NULL, -1, methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__native(void) {
+    PyObject *module = PyModule_Create(&definition), *pump_type;
+    if (!module) return NULL;
+    if (add_type(module, &incoming_spec, "Incoming", &incoming_type) < 0 ||
+        add_type(module, &outgoing_spec, "Outgoing", &outgoing_type) < 0 ||
+        add_type(module, &pump_spec, "Pump", &pump_type) < 0) {
+        Py_DECREF(module);
+        return NULL;
+    }
+    return module;
+}

@@ -1,0 +1,83 @@
+// The types of the extension, which only it makes use of; `protocol/_native.pyi` says what Python can do with them.
+#ifndef PEEKLOCK_MODULE_H
+#define PEEKLOCK_MODULE_H
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000 // 3.11
+#include <Python.h>
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "memory.h"
+#include "records.h"
+
+// A delivery that waits for the broker's outcome. `delivery` is NULL if the peer has settled it.
+struct pending {
+    void *delivery;
+    uint64_t outcome; // as numbered by `broker.wire.Outcome`; 0 on an incoming link
+};
+
+// Deliveries that come in on a link, from a client that sends.
+typedef struct {
+    PyObject_HEAD
+    void *link;
+    PyObject *owner; // takes what is unusual, and is told that messages have gathered
+    uint64_t max_message_bytes;
+    bool gives_ids;
+    struct buffer run;      // messages that have gathered
+    size_t count;           // of them
+    size_t message_bytes;   // of them, as they came
+    struct ring pending;
+} Incoming;
+
+// Consecutive messages of one run, which are given to proton and not written yet.
+struct part {
+    PyObject *run;
+    size_t at; // of the next record in the run
+    size_t left;
+    uint8_t token[16]; // of the next delivery
+    struct delivery delivery;
+};
+
+// Tokens that follow one another.
+struct tokens {
+    uint8_t first[16];
+    uint32_t count;
+};
+
+// Deliveries that go out on a link, to a client that receives.
+typedef struct {
+    PyObject_HEAD
+    void *link;
+    PyObject *owner;
+    bool settled;     // messages are deleted when they are sent
+    struct map sent;  // deliveries that wait for the peer's outcome: address, order of sending
+    uint64_t sent_count;
+    struct ring parts;
+    size_t queued_bytes; // of the messages in `parts`
+    struct buffer accepted; // struct tokens: accepted deliveries that have gathered
+    size_t count;        // of them
+    bool is_quiet;       // the peer has settled these, so that it gets no answer
+    struct ring pending;
+} Outgoing;
+
+extern PyObject *incoming_type, *outgoing_type; // set when the module is made, like these:
+extern PyType_Spec incoming_spec, outgoing_spec, pump_spec;
+
+extern uint8_t message_id_prefix[18];
+
+// Append an ordinary message that came in on the link: 1 if it was taken, 0 if it is unusual, -1 with an exception.
+int incoming_take(Incoming *incoming, void *delivery, const uint8_t *message, size_t size, bool settled);
+
+// Note an accepted outcome: -1 with an exception.
+int outgoing_accepted(Outgoing *outgoing, void *delivery, bool settled);
+
+// Write the message of the delivery with this tag, if it is the next one in `parts`: its size, or 0. `to` has room for
+// `queued_bytes`.
+size_t outgoing_write(Outgoing *outgoing, const uint8_t *tag, size_t tag_bytes, uint8_t *to);
+
+static inline void *pointer_of(unsigned long long address) { return (void *)(uintptr_t)address; }
+static inline unsigned long long address_of(const void *pointer) { return (unsigned long long)(uintptr_t)pointer; }
+
+#endif

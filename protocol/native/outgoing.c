@@ -1,0 +1,373 @@
+#include "module.h"
+#include "proton.h"
+
+#include <stdlib.h>
+
+// States in the answers to outcomes, which are of the same kind: by `broker.wire.Outcome`.
+static const uint64_t STATE_OF[] = {ACCEPTED, MODIFIED, MODIFIED, REJECTED, RELEASED};
+enum { OUTCOMES = sizeof STATE_OF / sizeof *STATE_OF };
+
+enum { TOKEN_BYTES = 16, RANGE_BYTES = TOKEN_BYTES + 4 };
+#define PERFORMATIVE_BYTES 72 // of a frame with a transfer without its payload, at most
+
+// As `protocol.lock_tokens.uuid_bytes`.
+static void lock_token_of(const uint8_t *token, uint8_t *uuid) {
+    static const uint8_t ORDER[8] = {3, 2, 1, 0, 5, 4, 7, 6};
+    for (int at = 0; at < 8; at++) uuid[at] = token[ORDER[at]];
+    memcpy(uuid + 8, token + 8, 8);
+}
+
+static void next_token(uint8_t *token) { write_u64(token + 8, read_u64(token + 8) + 1); }
+
+static void parts_clear(Outgoing *outgoing) {
+    while (outgoing->parts.count) {
+        struct part *part = ring_at(&outgoing->parts, 0);
+        Py_DECREF(part->run);
+        ring_pop(&outgoing->parts);
+    }
+    outgoing->queued_bytes = 0;
+}
+
+// The size of the record at `at`, which is moved to the record itself; 0 if the run ends before the record does.
+static size_t next_record(const uint8_t *run, size_t size, size_t *at) {
+    if (size - *at < RECORD_SIZE_BYTES) return 0;
+    size_t bytes = read_u32(run + *at);
+    *at += RECORD_SIZE_BYTES;
+    return bytes > size - *at ? 0 : bytes;
+}
+
+size_t outgoing_write(Outgoing *outgoing, const uint8_t *tag, size_t tag_bytes, uint8_t *to) {
+    if (!outgoing->parts.count || tag_bytes != TOKEN_BYTES) return 0;
+    struct part *part = ring_at(&outgoing->parts, 0);
+    if (memcmp(part->token, tag, TOKEN_BYTES)) return 0;
+    const uint8_t *run = (const uint8_t *)PyBytes_AsString(part->run);
+    size_t bytes = next_record(run, SIZE_MAX / 2, &part->at); // `deliver` has checked the run
+    lock_token_of(part->token, part->delivery.lock_token);
+    const uint8_t *record = run + part->at;
+    size_t written = (size_t)(record_render(record, bytes, &part->delivery, to) - to);
+    part->at += bytes;
+    part->delivery.sequence_number++;
+    next_token(part->token);
+    outgoing->queued_bytes -= written;
+    if (--part->left == 0) {
+        Py_DECREF(part->run);
+        ring_pop(&outgoing->parts);
+    }
+    return written;
+}
+
+int outgoing_accepted(Outgoing *outgoing, void *delivery, bool settled) {
+    struct pn_bytes tag = proton.delivery_tag(delivery);
+    if (outgoing->count && outgoing->is_quiet != settled) {
+        PyObject *result = PyObject_CallMethod(outgoing->owner, "post_accepted", NULL);
+        if (!result) return -1;
+        Py_DECREF(result);
+    }
+    struct buffer *accepted = &outgoing->accepted;
+    struct tokens *last = accepted->size ? (struct tokens *)(accepted->bytes + accepted->size) - 1 : NULL;
+    const uint8_t *token = (const uint8_t *)tag.start;
+    if (last && last->count < UINT32_MAX && !memcmp(last->first, token, 8) &&
+        read_u64(last->first + 8) + last->count == read_u64(token + 8)) {
+        last->count++;
+    } else {
+        if (!buffer_reserve(accepted, sizeof *last)) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        last = (struct tokens *)(accepted->bytes + accepted->size);
+        memcpy(last->first, token, TOKEN_BYTES);
+        last->count = 1;
+        accepted->size += sizeof *last;
+    }
+    map_remove(&outgoing->sent, address_of(delivery));
+    outgoing->is_quiet = settled;
+    if (settled) {
+        proton.delivery_settle(delivery);
+    } else {
+        struct pending *pending = ring_push(&outgoing->pending);
+        if (!pending) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        *pending = (struct pending){delivery, 0};
+    }
+    if (outgoing->count++ == 0) {
+        PyObject *result = PyObject_CallMethod(outgoing->owner, "on_accepting", NULL);
+        if (!result) return -1;
+        Py_DECREF(result);
+    }
+    return 0;
+}
+
+static int outgoing_init(PyObject *self, PyObject *arguments, PyObject *keywords) {
+    Outgoing *outgoing = (Outgoing *)self;
+    unsigned long long link;
+    PyObject *owner;
+    int settled;
+    static char *names[] = {"link", "owner", "settled", NULL};
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "KOp", names, &link, &owner, &settled)) return -1;
+    outgoing->link = pointer_of(link);
+    outgoing->owner = Py_NewRef(owner);
+    outgoing->settled = settled;
+    outgoing->parts.item_bytes = sizeof(struct part);
+    outgoing->pending.item_bytes = sizeof(struct pending);
+    return 0;
+}
+
+static int outgoing_traverse(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(((Outgoing *)self)->owner);
+    return 0; // runs are bytes, which refer to nothing
+}
+
+static int outgoing_clear(PyObject *self) {
+    Py_CLEAR(((Outgoing *)self)->owner);
+    return 0;
+}
+
+static void outgoing_dealloc(PyObject *self) {
+    Outgoing *outgoing = (Outgoing *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    outgoing_clear(self);
+    parts_clear(outgoing);
+    ring_free(&outgoing->parts);
+    ring_free(&outgoing->pending);
+    buffer_free(&outgoing->accepted);
+    map_free(&outgoing->sent);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+// deliver(run, at, count, token, sequence_number, delivery_count, locked_until_ms, max_frame_bytes)
+static PyObject *outgoing_deliver(PyObject *self, PyObject *arguments) {
+    Outgoing *outgoing = (Outgoing *)self;
+    PyObject *run, *locked_until;
+    Py_ssize_t at, count, token_bytes;
+    const char *token;
+    unsigned long long sequence_number;
+    unsigned int delivery_count, max_frame_bytes;
+    if (!PyArg_ParseTuple(arguments, "Snny#KIOI", &run, &at, &count, &token, &token_bytes, &sequence_number,
+                          &delivery_count, &locked_until, &max_frame_bytes))
+        return NULL;
+    const uint8_t *bytes = (const uint8_t *)PyBytes_AsString(run);
+    size_t size = (size_t)PyBytes_Size(run), end = (size_t)at, queued_bytes = 0;
+    if (at < 0 || count <= 0 || (size_t)at > size || token_bytes != TOKEN_BYTES) {
+        PyErr_SetString(PyExc_ValueError, "no such messages");
+        return NULL;
+    }
+    size_t largest = max_frame_bytes ? max_frame_bytes : SIZE_MAX;
+    for (Py_ssize_t left = count; left; left--) {
+        size_t record_bytes = next_record(bytes, size, &end);
+        if (!record_bytes || !record_is_usual(bytes + end, record_bytes)) Py_RETURN_NONE;
+        size_t rendered_bytes = record_rendered_bytes(bytes + end, record_bytes, locked_until != Py_None);
+        if (rendered_bytes + PERFORMATIVE_BYTES > largest) Py_RETURN_NONE;
+        queued_bytes += rendered_bytes;
+        end += record_bytes;
+    }
+    struct part *part = ring_push(&outgoing->parts);
+    if (!part) return PyErr_NoMemory();
+    *part = (struct part){.run = Py_NewRef(run), .at = (size_t)at, .left = (size_t)count};
+    memcpy(part->token, token, TOKEN_BYTES);
+    part->delivery.sequence_number = sequence_number;
+    part->delivery.delivery_count = delivery_count;
+    part->delivery.locked = locked_until != Py_None;
+    if (part->delivery.locked) {
+        part->delivery.locked_until_ms = (uint64_t)PyLong_AsLongLong(locked_until);
+        if (PyErr_Occurred()) return NULL;
+    }
+    outgoing->queued_bytes += queued_bytes;
+    uint8_t tag[TOKEN_BYTES];
+    memcpy(tag, token, TOKEN_BYTES);
+    for (; count; count--) {
+        void *delivery = proton.delivery(outgoing->link, (struct pn_bytes){TOKEN_BYTES, (const char *)tag});
+        if (!delivery) return PyErr_NoMemory();
+        if (outgoing->settled) proton.delivery_settle(delivery);
+        else if (!map_put(&outgoing->sent, address_of(delivery), ++outgoing->sent_count)) return PyErr_NoMemory();
+        proton.link_advance(outgoing->link);
+        next_token(tag);
+    }
+    return PyLong_FromSize_t(end);
+}
+
+static PyObject *outgoing_take_accepted(PyObject *self, PyObject *none) {
+    (void)none;
+    Outgoing *outgoing = (Outgoing *)self;
+    struct tokens *tokens = (struct tokens *)outgoing->accepted.bytes;
+    size_t ranges = outgoing->accepted.size / sizeof *tokens;
+    PyObject *list = PyList_New((Py_ssize_t)ranges);
+    if (!list) return NULL;
+    for (size_t at = 0; at < ranges; at++) {
+        uint8_t range[RANGE_BYTES];
+        write_u32(write_bytes(range, tokens[at].first, TOKEN_BYTES), tokens[at].count);
+        PyObject *item = PyBytes_FromStringAndSize((char *)range, tokens[at].count == 1 ? TOKEN_BYTES : RANGE_BYTES);
+        if (!item) {
+            Py_DECREF(list);
+            return NULL;
+        }
+        PyList_SetItem(list, (Py_ssize_t)at, item);
+    }
+    PyObject *result = Py_BuildValue("nNN", (Py_ssize_t)outgoing->count, PyBool_FromLong(outgoing->is_quiet), list);
+    if (result) outgoing->accepted.size = outgoing->count = 0;
+    return result;
+}
+
+static PyObject *outgoing_sent(PyObject *self, PyObject *address) {
+    Outgoing *outgoing = (Outgoing *)self;
+    unsigned long long delivery = PyLong_AsUnsignedLongLong(address);
+    if (PyErr_Occurred()) return NULL;
+    if (!map_put(&outgoing->sent, delivery, ++outgoing->sent_count)) return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+static PyObject *outgoing_is_sent(PyObject *self, PyObject *address) {
+    unsigned long long delivery = PyLong_AsUnsignedLongLong(address);
+    if (PyErr_Occurred()) return NULL;
+    return PyBool_FromLong(map_find(&((Outgoing *)self)->sent, delivery) != NULL);
+}
+
+static PyObject *outgoing_told(PyObject *self, PyObject *address) {
+    unsigned long long delivery = PyLong_AsUnsignedLongLong(address);
+    if (PyErr_Occurred()) return NULL;
+    return PyBool_FromLong(map_remove(&((Outgoing *)self)->sent, delivery));
+}
+
+static int by_order(const void *one, const void *other) {
+    uint64_t first = ((const struct map_slot *)one)->value, second = ((const struct map_slot *)other)->value;
+    return (first > second) - (first < second);
+}
+
+static PyObject *outgoing_last_tags(PyObject *self, PyObject *number) {
+    struct map *sent = &((Outgoing *)self)->sent;
+    size_t wanted = PyLong_AsSize_t(number), found = 0;
+    if (PyErr_Occurred()) return NULL;
+    struct map_slot *slots = calloc(sent->count ? sent->count : 1, sizeof *slots);
+    if (!slots) return PyErr_NoMemory();
+    for (size_t at = 0; at < sent->capacity; at++)
+        if (sent->slots[at].key) slots[found++] = sent->slots[at];
+    qsort(slots, found, sizeof *slots, by_order);
+    PyObject *tags = PyList_New(0);
+    for (size_t at = found > wanted ? found - wanted : 0; tags && at < found; at++) {
+        struct pn_bytes tag = proton.delivery_tag(pointer_of(slots[at].key));
+        PyObject *item = PyBytes_FromStringAndSize(tag.start, (Py_ssize_t)tag.size);
+        if (!item || PyList_Append(tags, item) < 0) Py_CLEAR(tags);
+        Py_XDECREF(item);
+    }
+    free(slots);
+    return tags;
+}
+
+static PyObject *outgoing_append(PyObject *self, PyObject *arguments) {
+    unsigned long long delivery, outcome;
+    if (!PyArg_ParseTuple(arguments, "KK", &delivery, &outcome)) return NULL;
+    if (outcome >= OUTCOMES) {
+        PyErr_SetString(PyExc_ValueError, "no such outcome");
+        return NULL;
+    }
+    struct pending *pending = ring_push(&((Outgoing *)self)->pending);
+    if (!pending) return PyErr_NoMemory();
+    *pending = (struct pending){pointer_of(delivery), outcome};
+    Py_RETURN_NONE;
+}
+
+static PyObject *outgoing_popleft(PyObject *self, PyObject *none) {
+    (void)none;
+    struct ring *ring = &((Outgoing *)self)->pending;
+    if (!ring->count) {
+        PyErr_SetString(PyExc_IndexError, "no outcome is pending");
+        return NULL;
+    }
+    struct pending *pending = ring_at(ring, 0);
+    PyObject *item = Py_BuildValue("KK", address_of(pending->delivery), (unsigned long long)pending->outcome);
+    ring_pop(ring);
+    return item;
+}
+
+static PyObject *outgoing_settle(PyObject *self, PyObject *number) {
+    struct ring *ring = &((Outgoing *)self)->pending;
+    size_t count = PyLong_AsSize_t(number);
+    Py_ssize_t counts[OUTCOMES] = {0};
+    if (PyErr_Occurred()) return NULL;
+    if (count > ring->count) {
+        PyErr_SetString(PyExc_IndexError, "fewer outcomes are pending");
+        return NULL;
+    }
+    for (; count; count--) {
+        struct pending pending = *(struct pending *)ring_at(ring, 0);
+        ring_pop(ring);
+        counts[pending.outcome]++;
+        proton.delivery_update(pending.delivery, STATE_OF[pending.outcome]);
+        proton.delivery_settle(pending.delivery);
+    }
+    return Py_BuildValue("nnnnn", counts[0], counts[1], counts[2], counts[3], counts[4]);
+}
+
+static PyObject *outgoing_forget(PyObject *self, PyObject *none) {
+    (void)none;
+    ring_free(&((Outgoing *)self)->pending);
+    Py_RETURN_NONE;
+}
+
+static PyObject *outgoing_end(PyObject *self, PyObject *none) {
+    (void)none;
+    Outgoing *outgoing = (Outgoing *)self;
+    size_t count = outgoing->sent.count;
+    ring_free(&outgoing->pending);
+    map_free(&outgoing->sent);
+    outgoing->accepted.size = outgoing->count = 0;
+    return PyLong_FromSize_t(count);
+}
+
+static Py_ssize_t outgoing_length(PyObject *self) { return (Py_ssize_t)((Outgoing *)self)->pending.count; }
+
+static PyObject *outgoing_get_count(PyObject *self, void *closure) {
+    (void)closure;
+    return PyLong_FromSize_t(((Outgoing *)self)->count);
+}
+
+static PyObject *outgoing_get_unsettled(PyObject *self, void *closure) {
+    (void)closure;
+    return PyLong_FromSize_t(((Outgoing *)self)->sent.count);
+}
+
+static PyObject *outgoing_get_queued_bytes(PyObject *self, void *closure) {
+    (void)closure;
+    return PyLong_FromSize_t(((Outgoing *)self)->queued_bytes);
+}
+
+static PyGetSetDef outgoing_attributes[] = {
+    {"count", outgoing_get_count, NULL, NULL, NULL},
+    {"unsettled", outgoing_get_unsettled, NULL, NULL, NULL},
+    {"queued_bytes", outgoing_get_queued_bytes, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+static PyMethodDef outgoing_methods[] = {
+    {"deliver", outgoing_deliver, METH_VARARGS, NULL},
+    {"take_accepted", outgoing_take_accepted, METH_NOARGS, NULL},
+    {"sent", outgoing_sent, METH_O, NULL},
+    {"is_sent", outgoing_is_sent, METH_O, NULL},
+    {"told", outgoing_told, METH_O, NULL},
+    {"last_tags", outgoing_last_tags, METH_O, NULL},
+    {"append", outgoing_append, METH_VARARGS, NULL},
+    {"popleft", outgoing_popleft, METH_NOARGS, NULL},
+    {"settle", outgoing_settle, METH_O, NULL},
+    {"clear", outgoing_forget, METH_NOARGS, NULL},
+    {"end", outgoing_end, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+static PyType_Slot outgoing_slots[] = {
+    {Py_tp_init, outgoing_init},
+    {Py_tp_traverse, outgoing_traverse},
+    {Py_tp_clear, outgoing_clear},
+    {Py_tp_dealloc, outgoing_dealloc},
+    {Py_tp_methods, outgoing_methods},
+    {Py_tp_getset, outgoing_attributes},
+    {Py_sq_length, outgoing_length},
+    {0, NULL},
+};
+PyType_Spec outgoing_spec = {
+    .name = "protocol._native.Outgoing",
+    .basicsize = sizeof(Outgoing),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = outgoing_slots,
+};

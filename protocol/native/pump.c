@@ -1,0 +1,471 @@
+#include "frames.h"
+#include "module.h"
+#include "proton.h"
+
+#include <stdlib.h>
+
+#define STAGED_BYTES (16 << 10) // given to proton at once
+enum { TRANSFER = 0x14 };
+#define PEEK_BYTES (64 << 10)   // taken from proton at once
+
+// Moves frames between a connection's socket and proton. Of usual transfers proton gets and writes the performatives
+// alone; payloads go from the peer's frames to an Incoming, and from an Outgoing to the frames for the peer.
+typedef struct {
+    PyObject_HEAD
+    void *transport, *collector;
+    PyObject *engine;
+    struct map by_link;          // address of the link -> its Incoming or Outgoing
+    struct map incoming_by_handle, outgoing_by_handle; // channel and handle, see `key_of` -> the same
+    struct buffer partial;       // the begin of a transfer whose end has not come yet
+    size_t passing;              // bytes still to come of a frame that goes to proton as it is
+    struct buffer staged;        // for proton
+    struct ring payloads;        // of the transfers in `staged`
+    struct ring ended;           // Outgoings that were removed, and whose last transfers proton writes next
+    bool finished;
+} Pump;
+
+struct payload {
+    Incoming *incoming;
+    const uint8_t *bytes;
+    size_t size;
+};
+
+static uint64_t key_of(unsigned int channel, unsigned int handle) { return 1 + ((uint64_t)channel << 32 | handle); }
+
+static PyObject *linked(const struct map *map, uint64_t key) {
+    uint64_t *found = map_find(map, key);
+    return found ? pointer_of(*found) : NULL;
+}
+
+// -- events
+
+static int call_engine(Pump *pump) {
+    PyObject *result = PyObject_CallMethod(pump->engine, "on_event", NULL);
+    Py_XDECREF(result);
+    return result ? 0 : -1;
+}
+
+static int received(Pump *pump, Incoming *incoming, void *delivery) {
+    if (!pump->payloads.count || !proton.delivery_readable(delivery)) return call_engine(pump);
+    struct payload payload = *(struct payload *)ring_at(&pump->payloads, 0);
+    if (payload.incoming != incoming) return call_engine(pump);
+    ring_pop(&pump->payloads);
+    proton.link_advance(incoming->link);
+    bool settled = proton.delivery_settled(delivery); // by the transfer, or by a disposition behind it
+    int taken = incoming_take(incoming, delivery, payload.bytes, payload.size, settled);
+    if (taken) return taken < 0 ? -1 : 0;
+    PyObject *result = PyObject_CallMethod(incoming->owner, "on_unusual", "Ky#O", address_of(delivery), payload.bytes,
+                                           (Py_ssize_t)payload.size, settled ? Py_True : Py_False);
+    Py_XDECREF(result);
+    return result ? 0 : -1;
+}
+
+static int told(Pump *pump, Outgoing *outgoing, void *delivery) {
+    if (!map_find(&outgoing->sent, address_of(delivery))) return call_engine(pump);
+    bool settled = proton.delivery_settled(delivery);
+    uint64_t state = proton.delivery_remote_state(delivery);
+    if (!settled && state < ACCEPTED) return 0; // `received` (3.4.1) is no outcome
+    return state == ACCEPTED ? outgoing_accepted(outgoing, delivery, settled) : call_engine(pump);
+}
+
+static int dispatch(Pump *pump) {
+    void *event;
+    while ((event = proton.collector_peek(pump->collector))) {
+        int result;
+        if (proton.event_type(event) != DELIVERY_EVENT) {
+            result = call_engine(pump);
+        } else {
+            void *delivery = proton.event_delivery(event);
+            PyObject *link = linked(&pump->by_link, address_of(proton.delivery_link(delivery)));
+            if (!link) {
+                result = call_engine(pump);
+            } else {
+                Py_INCREF(link); // its owner may remove it
+                bool is_incoming = (PyObject *)Py_TYPE(link) == incoming_type;
+                result = is_incoming ? received(pump, (Incoming *)link, delivery) : told(pump, (Outgoing *)link, delivery);
+                Py_DECREF(link);
+            }
+        }
+        proton.collector_pop(pump->collector);
+        if (result < 0) return -1;
+    }
+    return 0;
+}
+
+static PyObject *pump_dispatch(PyObject *self, PyObject *none) {
+    (void)none;
+    if (dispatch((Pump *)self) < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
+// -- input
+
+// Give bytes to proton, and handle their events: 1, 0 if proton has found a fault, -1 with an exception.
+static int give(Pump *pump, const uint8_t *bytes, size_t size) {
+    while (size) {
+        ssize_t taken = proton.transport_push(pump->transport, (const char *)bytes, size);
+        if (dispatch(pump) < 0) return -1;
+        if (taken <= 0) return 0;
+        bytes += taken;
+        size -= (size_t)taken;
+    }
+    return 1;
+}
+
+static int give_staged(Pump *pump) {
+    size_t size = pump->staged.size;
+    pump->staged.size = 0;
+    return give(pump, pump->staged.bytes, size);
+}
+
+static int stage(Pump *pump, const uint8_t *bytes, size_t size) {
+    if (!buffer_reserve(&pump->staged, size)) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    write_bytes(pump->staged.bytes + pump->staged.size, bytes, size);
+    pump->staged.size += size;
+    return 1;
+}
+
+// Stage the performative of a transfer, whose frame is whole, and note its payload.
+static int take_transfer(Pump *pump, Incoming *incoming, const uint8_t *frame, const struct transfer *transfer) {
+    struct payload *payload = ring_push(&pump->payloads);
+    if (!payload) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    size_t size = transfer->size - transfer->payload_at;
+    *payload = (struct payload){incoming, frame + transfer->payload_at, size};
+    size_t at = pump->staged.size;
+    if (stage(pump, frame, transfer->payload_at) < 0) return -1;
+    write_u32(pump->staged.bytes + at, (uint32_t)transfer->payload_at);
+    return pump->staged.size < STAGED_BYTES ? 1 : give_staged(pump);
+}
+
+// True unless the transfer is of a link without an Incoming.
+static bool is_incoming(Pump *pump, const uint8_t *frame, size_t size) {
+    uint16_t channel;
+    uint32_t handle;
+    return !transfer_link(frame, size, &channel, &handle) || linked(&pump->incoming_by_handle, key_of(channel, handle));
+}
+
+// Take frames from `bytes`, which the walk has checked, up to a transfer that is not whole: its offset is `*at` then.
+static int take_frames(Pump *pump, const uint8_t *bytes, size_t size, size_t *at) {
+    int result = 1;
+    if (pump->passing) {
+        size_t passed = pump->passing < size ? pump->passing : size;
+        pump->passing -= passed;
+        *at = passed;
+        result = give(pump, bytes, passed);
+    }
+    while (result > 0 && *at < size) {
+        const uint8_t *frame = bytes + *at;
+        size_t here = size - *at;
+        struct transfer transfer;
+        PyObject *link = NULL;
+        if (transfer_read(frame, here, &transfer))
+            link = linked(&pump->incoming_by_handle, key_of(transfer.channel, transfer.handle));
+        if (link) {
+            if (transfer.size > here) break;
+            *at += transfer.size;
+            result = take_transfer(pump, (Incoming *)link, frame, &transfer);
+            continue;
+        }
+        size_t frame_bytes = here >= 4 ? read_u32(frame) : here;
+        if (here >= 8 && !memcmp(frame, "AMQP", 4)) frame_bytes = 8; // the header of the protocol
+        size_t passed = frame_bytes < here ? frame_bytes : here;
+        // Proton takes the payload of this one itself. Its event may not come while payloads of its link wait.
+        bool is_alone = here > 10 && frame[10] == TRANSFER && is_incoming(pump, frame, here);
+        if (is_alone || passed > STAGED_BYTES) result = give_staged(pump);
+        if (result > 0) result = is_alone || passed > STAGED_BYTES ? give(pump, frame, passed) : stage(pump, frame, passed);
+        pump->passing = frame_bytes - passed;
+        *at += passed;
+        if (result > 0 && pump->staged.size >= STAGED_BYTES) result = give_staged(pump);
+    }
+    return result;
+}
+
+// Take the rest of the transfer that began before: 1 if it is whole now, 2 if not.
+static int take_rest(Pump *pump, const uint8_t *bytes, size_t size, size_t *at) {
+    struct buffer *partial = &pump->partial;
+    size_t missing = read_u32(partial->bytes) - partial->size;
+    size_t taken = missing < size ? missing : size;
+    if (!buffer_reserve(partial, taken)) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    write_bytes(partial->bytes + partial->size, bytes, taken);
+    partial->size += taken;
+    *at = taken;
+    if (taken < missing) return 2;
+    size_t frame_at = 0;
+    int result = take_frames(pump, partial->bytes, partial->size, &frame_at);
+    return result > 0 ? give_staged(pump) : result; // its payload is in `partial`
+}
+
+// push(data, at, stop): False if proton has found a fault.
+static PyObject *pump_push(PyObject *self, PyObject *arguments) {
+    Pump *pump = (Pump *)self;
+    PyObject *data;
+    Py_ssize_t from, stop;
+    if (!PyArg_ParseTuple(arguments, "Snn", &data, &from, &stop)) return NULL;
+    if (from < 0 || stop < from || stop > PyBytes_Size(data)) {
+        PyErr_SetString(PyExc_ValueError, "no such bytes");
+        return NULL;
+    }
+    const uint8_t *bytes = (const uint8_t *)PyBytes_AsString(data) + from;
+    size_t size = (size_t)(stop - from), at = 0;
+    int result = 1;
+    if (pump->partial.size) {
+        result = take_rest(pump, bytes, size, &at);
+        if (result == 2) Py_RETURN_TRUE;
+        buffer_free(&pump->partial);
+    }
+    if (result > 0) {
+        bytes += at;
+        size -= at;
+        at = 0;
+        result = take_frames(pump, bytes, size, &at);
+        if (result > 0) result = give_staged(pump);
+        if (result > 0 && at < size) {
+            if (buffer_reserve(&pump->partial, read_u32(bytes + at))) {
+                pump->partial.size = size - at;
+                write_bytes(pump->partial.bytes, bytes + at, size - at);
+            } else {
+                PyErr_NoMemory();
+                result = -1;
+            }
+        }
+    }
+    while (pump->payloads.count) ring_pop(&pump->payloads); // proton has found a fault before them
+    buffer_free(&pump->staged);
+    if (result < 0) return NULL;
+    return PyBool_FromLong(result);
+}
+
+// -- output
+
+// Take all frames that proton has written.
+static bool take_written(Pump *pump, struct buffer *written) {
+    for (;;) {
+        if (!buffer_reserve(written, PEEK_BYTES)) return false;
+        ssize_t size = proton.transport_peek(pump->transport, (char *)written->bytes + written->size,
+                                             written->capacity - written->size);
+        pump->finished = size < 0;
+        if (size <= 0) return true;
+        proton.transport_pop(pump->transport, (size_t)size);
+        written->size += (size_t)size;
+    }
+}
+
+// Copy whole frames to `to`, with the payloads of transfers that an Outgoing has. Returns the size.
+static size_t copy_frames(Pump *pump, const struct buffer *written, uint8_t *to) {
+    uint8_t *end = to;
+    size_t at = 0, copied = 0;
+    while (written->size - at >= 8) {
+        const uint8_t *frame = written->bytes + at;
+        size_t size = memcmp(frame, "AMQP", 4) ? read_u32(frame) : 8;
+        struct transfer transfer;
+        at += size;
+        if (!transfer_read(frame, size, &transfer) || transfer.payload_at != size) continue;
+        Outgoing *outgoing = (Outgoing *)linked(&pump->outgoing_by_handle, key_of(transfer.channel, transfer.handle));
+        if (!outgoing) continue;
+        end = write_bytes(end, written->bytes + copied, at - copied);
+        copied = at;
+        size_t payload_bytes = outgoing_write(outgoing, transfer.tag, transfer.tag_bytes, end);
+        write_u32(end - size, (uint32_t)(size + payload_bytes));
+        end += payload_bytes;
+    }
+    end = write_bytes(end, written->bytes + copied, written->size - copied);
+    return (size_t)(end - to);
+}
+
+static size_t queued_bytes(const struct map *links) {
+    size_t bytes = 0;
+    for (size_t at = 0; at < links->capacity; at++)
+        if (links->slots[at].key) bytes += ((Outgoing *)pointer_of(links->slots[at].value))->queued_bytes;
+    return bytes;
+}
+
+static void remove_value(struct map *map, uint64_t value) {
+    for (size_t at = 0; at < map->capacity; at++) {
+        if (map->slots[at].key && map->slots[at].value == value) {
+            map_remove(map, map->slots[at].key);
+            return;
+        }
+    }
+}
+
+static void forget_ended(Pump *pump) {
+    while (pump->ended.count) {
+        PyObject *outgoing = *(PyObject **)ring_at(&pump->ended, 0);
+        ring_pop(&pump->ended);
+        remove_value(&pump->outgoing_by_handle, address_of(outgoing));
+        Py_DECREF(outgoing);
+    }
+}
+
+static PyObject *pump_pull(PyObject *self, PyObject *none) {
+    (void)none;
+    Pump *pump = (Pump *)self;
+    struct buffer written = {0};
+    PyObject *output = NULL;
+    if (!take_written(pump, &written)) {
+        PyErr_NoMemory();
+    } else {
+        size_t queued = queued_bytes(&pump->outgoing_by_handle);
+        output = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(written.size + queued));
+        if (output) {
+            size_t size = written.size;
+            if (queued) size = copy_frames(pump, &written, (uint8_t *)PyBytes_AsString(output));
+            else if (size) memcpy(PyBytes_AsString(output), written.bytes, size);
+            if (size < written.size + queued) { // some deliveries wait for the session's window
+                PyObject *all = output;
+                output = PyBytes_FromStringAndSize(PyBytes_AsString(all), (Py_ssize_t)size);
+                Py_DECREF(all);
+            }
+        }
+        while (written.size && proton.collector_pop(pump->collector)) {} // of links on which was written
+        forget_ended(pump);
+    }
+    buffer_free(&written);
+    return output;
+}
+
+// -- links
+
+static PyObject *pump_add(PyObject *self, PyObject *arguments) {
+    Pump *pump = (Pump *)self;
+    PyObject *link;
+    unsigned int channel, handle;
+    if (!PyArg_ParseTuple(arguments, "OII", &link, &channel, &handle)) return NULL;
+    bool is_incoming = (PyObject *)Py_TYPE(link) == incoming_type;
+    if (!is_incoming && (PyObject *)Py_TYPE(link) != outgoing_type) {
+        PyErr_SetString(PyExc_TypeError, "no Incoming or Outgoing");
+        return NULL;
+    }
+    void *pointer = is_incoming ? ((Incoming *)link)->link : ((Outgoing *)link)->link;
+    struct map *by_handle = is_incoming ? &pump->incoming_by_handle : &pump->outgoing_by_handle;
+    if (linked(by_handle, key_of(channel, handle)) == link) Py_RETURN_NONE;
+    if (!map_put(&pump->by_link, address_of(pointer), address_of(link)) ||
+        !map_put(by_handle, key_of(channel, handle), address_of(link)))
+        return PyErr_NoMemory();
+    Py_INCREF(link);
+    Py_RETURN_NONE;
+}
+
+static PyObject *pump_remove(PyObject *self, PyObject *link) {
+    Pump *pump = (Pump *)self;
+    bool is_incoming = (PyObject *)Py_TYPE(link) == incoming_type;
+    uint64_t pointer = address_of(is_incoming ? ((Incoming *)link)->link : ((Outgoing *)link)->link);
+    if (linked(&pump->by_link, pointer) != link) Py_RETURN_NONE;
+    map_remove(&pump->by_link, pointer);
+    if (!is_incoming && ((Outgoing *)link)->parts.count) {
+        PyObject **ended = ring_push(&pump->ended);
+        if (!ended) return PyErr_NoMemory();
+        *ended = link;
+        Py_RETURN_NONE;
+    }
+    remove_value(is_incoming ? &pump->incoming_by_handle : &pump->outgoing_by_handle, address_of(link));
+    Py_DECREF(link);
+    Py_RETURN_NONE;
+}
+
+static int pump_traverse(PyObject *self, visitproc visit, void *arg) {
+    Pump *pump = (Pump *)self;
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(pump->engine);
+    for (size_t at = 0; at < pump->by_link.capacity; at++)
+        if (pump->by_link.slots[at].key) Py_VISIT((PyObject *)pointer_of(pump->by_link.slots[at].value));
+    for (size_t at = 0; at < pump->ended.count; at++) Py_VISIT(*(PyObject **)ring_at(&pump->ended, at));
+    return 0;
+}
+
+static int pump_clear(PyObject *self) {
+    Pump *pump = (Pump *)self;
+    struct map links = pump->by_link;
+    pump->by_link = (struct map){0};
+    map_free(&pump->incoming_by_handle);
+    map_free(&pump->outgoing_by_handle);
+    for (size_t at = 0; at < links.capacity; at++)
+        if (links.slots[at].key) Py_DECREF((PyObject *)pointer_of(links.slots[at].value));
+    map_free(&links);
+    forget_ended(pump);
+    Py_CLEAR(pump->engine);
+    return 0;
+}
+
+static PyObject *pump_close(PyObject *self, PyObject *none) {
+    (void)none;
+    pump_clear(self);
+    buffer_free(&((Pump *)self)->partial);
+    Py_RETURN_NONE;
+}
+
+static void pump_dealloc(PyObject *self) {
+    Pump *pump = (Pump *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    pump_clear(self);
+    buffer_free(&pump->partial);
+    buffer_free(&pump->staged);
+    ring_free(&pump->payloads);
+    ring_free(&pump->ended);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+static int pump_init(PyObject *self, PyObject *arguments, PyObject *keywords) {
+    Pump *pump = (Pump *)self;
+    unsigned long long transport, collector;
+    PyObject *engine;
+    static char *names[] = {"transport", "collector", "engine", NULL};
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "KKO", names, &transport, &collector, &engine)) return -1;
+    pump->transport = pointer_of(transport);
+    pump->collector = pointer_of(collector);
+    pump->engine = Py_NewRef(engine);
+    pump->payloads.item_bytes = sizeof(struct payload);
+    pump->ended.item_bytes = sizeof(PyObject *);
+    return 0;
+}
+
+static PyObject *pump_max_frame_bytes(PyObject *self, void *closure) {
+    (void)closure;
+    return PyLong_FromUnsignedLong(proton.transport_get_remote_max_frame(((Pump *)self)->transport));
+}
+
+static PyObject *pump_finished(PyObject *self, void *closure) {
+    (void)closure;
+    return PyBool_FromLong(((Pump *)self)->finished);
+}
+
+static PyGetSetDef pump_attributes[] = {
+    {"max_frame_bytes", pump_max_frame_bytes, NULL, NULL, NULL},
+    {"finished", pump_finished, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+static PyMethodDef pump_methods[] = {
+    {"push", pump_push, METH_VARARGS, NULL},
+    {"dispatch", pump_dispatch, METH_NOARGS, NULL},
+    {"pull", pump_pull, METH_NOARGS, NULL},
+    {"add", pump_add, METH_VARARGS, NULL},
+    {"remove", pump_remove, METH_O, NULL},
+    {"close", pump_close, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+static PyType_Slot pump_slots[] = {
+    {Py_tp_init, pump_init},
+    {Py_tp_traverse, pump_traverse},
+    {Py_tp_clear, pump_clear},
+    {Py_tp_dealloc, pump_dealloc},
+    {Py_tp_methods, pump_methods},
+    {Py_tp_getset, pump_attributes},
+    {0, NULL},
+};
+PyType_Spec pump_spec = {
+    .name = "protocol._native.Pump",
+    .basicsize = sizeof(Pump),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = pump_slots,
+};

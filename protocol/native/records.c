@@ -1,0 +1,85 @@
+#include "records.h"
+
+enum { DURABLE = 1, HAS_PRIORITY = 2 };
+
+#define NEVER UINT64_C(0x7FFFFFFFFFFFFFFF)
+
+// Keys of our annotations with the constructors of their values, encoded.
+#define SEQUENCE_NUMBER "\xA3\x15x-opt-sequence-number\x81"
+#define ENQUEUED_TIME "\xA3\x13x-opt-enqueued-time\x83"
+#define LOCKED_UNTIL "\xA3\x12x-opt-locked-until\x83"
+#define LOCK_TOKEN "\x00\x53\x71\xC1\x24\x02\xA3\x10x-opt-lock-token\x98" // the whole section up to the token
+#define TEXT_BYTES(text) (sizeof(text) - 1)
+
+struct layout {
+    uint8_t flags, priority;
+    uint16_t annotation_values;
+    uint32_t annotation_bytes, properties_bytes, application_properties_bytes;
+};
+
+static struct layout layout_of(const uint8_t *record) {
+    const uint8_t *at = record + LAYOUT_AT;
+    return (struct layout){at[0], at[1], read_u16(at + 2), read_u32(at + 4), read_u32(at + 8), read_u32(at + 12)};
+}
+
+bool record_is_usual(const uint8_t *record, size_t size) {
+    if (size < RECORD_HEADER_BYTES || read_u64(record + 16) != NEVER) return false;
+    struct layout layout = layout_of(record);
+    uint64_t parts = (uint64_t)layout.annotation_bytes + layout.properties_bytes + layout.application_properties_bytes;
+    return layout.flags <= (DURABLE | HAS_PRIORITY) && parts <= size - RECORD_HEADER_BYTES;
+}
+
+// Bytes of our annotations.
+static uint32_t ours(bool locked) {
+    uint32_t bytes = TEXT_BYTES(SEQUENCE_NUMBER) + 8 + TEXT_BYTES(ENQUEUED_TIME) + 8;
+    return locked ? bytes + TEXT_BYTES(LOCKED_UNTIL) + 8 : bytes;
+}
+
+size_t record_rendered_bytes(const uint8_t *record, size_t size, bool locked) {
+    struct layout layout = layout_of(record);
+    size_t bytes = 4 + 2 + 1 + (layout.flags & HAS_PRIORITY ? 2 : 1) + 3 + 4;
+    if (locked) bytes += TEXT_BYTES(LOCK_TOKEN) + 16;
+    bytes += 4 + 4 + 4 + ours(locked);
+    if (!layout.properties_bytes) bytes += 4;
+    return bytes + size - RECORD_HEADER_BYTES;
+}
+
+uint8_t *record_render(const uint8_t *record, size_t size, const struct delivery *delivery, uint8_t *to) {
+    struct layout layout = layout_of(record);
+    uint8_t *at = write_bytes(to, "\x00\x53\x70\xC0", 4);
+    *at++ = layout.flags & HAS_PRIORITY ? 11 : 10;
+    *at++ = 5;
+    *at++ = layout.flags & DURABLE ? 0x41 : 0x42;
+    if (layout.flags & HAS_PRIORITY) {
+        *at++ = 0x50;
+        *at++ = layout.priority;
+    } else {
+        *at++ = 0x40;
+    }
+    at = write_bytes(at, "\x40\x40\x70", 3); // no ttl, no first-acquirer; the delivery-count follows
+    at = write_u32(at, delivery->delivery_count);
+    if (delivery->locked) {
+        at = write_bytes(at, LOCK_TOKEN, TEXT_BYTES(LOCK_TOKEN));
+        at = write_bytes(at, delivery->lock_token, sizeof delivery->lock_token);
+    }
+    at = write_bytes(at, "\x00\x53\x72\xD1", 4);
+    at = write_u32(at, 4 + ours(delivery->locked) + layout.annotation_bytes);
+    at = write_u32(at, (delivery->locked ? 6u : 4u) + layout.annotation_values);
+    at = write_bytes(at, SEQUENCE_NUMBER, TEXT_BYTES(SEQUENCE_NUMBER));
+    at = write_u64(at, delivery->sequence_number);
+    at = write_bytes(at, ENQUEUED_TIME, TEXT_BYTES(ENQUEUED_TIME));
+    at = write_bytes(at, record + 8, 8);
+    if (delivery->locked) {
+        at = write_bytes(at, LOCKED_UNTIL, TEXT_BYTES(LOCKED_UNTIL));
+        at = write_u64(at, delivery->locked_until_ms);
+    }
+    const uint8_t *stored = record + RECORD_HEADER_BYTES;
+    size_t rest = size - RECORD_HEADER_BYTES;
+    if (!layout.properties_bytes) { // some clients rely on the section
+        at = write_bytes(at, stored, layout.annotation_bytes);
+        at = write_bytes(at, "\x00\x53\x73\x45", 4);
+        stored += layout.annotation_bytes;
+        rest -= layout.annotation_bytes;
+    }
+    return write_bytes(at, stored, rest);
+}

@@ -1,0 +1,35 @@
+// Message records, and runs of them.
+//
+// A record is as `storage.records` has it: checksum (8 bytes), enqueued time (8), time when it expires (8), layout (16),
+// and what is stored of the message. A run is records one behind the other, each with its size before it (4 bytes).
+#ifndef PEEKLOCK_RECORDS_H
+#define PEEKLOCK_RECORDS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "bytes.h"
+
+enum { RECORD_SIZE_BYTES = 4, LAYOUT_AT = 24, RECORD_HEADER_BYTES = 40 };
+
+// What all deliveries of a run have in common. `locked` is false for messages that are received and deleted.
+struct delivery {
+    uint64_t sequence_number;
+    uint32_t delivery_count;
+    bool locked;
+    uint64_t locked_until_ms;
+    uint8_t lock_token[16]; // in the order of an AMQP uuid
+};
+
+// True if the record is rendered by `record_render`: it never expires, its layout fits its size, and it has no
+// delivery annotations of its sender.
+bool record_is_usual(const uint8_t *record, size_t size);
+
+// The number of bytes that `record_render` writes.
+size_t record_rendered_bytes(const uint8_t *record, size_t size, bool locked);
+
+// Write the message as a receiver gets it, as `protocol.message.rendering.render`. Returns the place behind it.
+uint8_t *record_render(const uint8_t *record, size_t size, const struct delivery *delivery, uint8_t *to);
+
+#endif

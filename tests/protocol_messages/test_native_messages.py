@@ -1,0 +1,115 @@
+"""What the extension takes, it takes as Python does; and it takes what clients usually send."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_intake import messages
+
+from broker.gateway.links.delivery import render_delivery
+from protocol.codec import Described, Symbol, UByte, ULong, encode
+from protocol.engine.native import native
+from protocol.errors import ProtocolError
+from protocol.message.intake import take_apart
+from storage.records import NEVER, encode_message
+
+pytestmark = pytest.mark.skipif(native is None, reason="the extension is not built, or is switched off")
+
+ID = b"\xa1\x20" + b"0123456789abcdef" * 2
+DATA = encode(Described(ULong(0x75), b"body"))
+
+
+def section(code: int, value: Any) -> bytes:
+    return encode(Described(ULong(code), value))
+
+
+def check(message: bytes) -> bool:
+    """True if the extension takes the message."""
+    taken = False
+    for message_id in (None, ID):
+        found = native.take_apart(message, message_id)
+        if found is not None:
+            taken = True
+            assert take_apart(message, False, None if message_id is None else lambda: ID) == (*found, None, None)
+    return taken
+
+
+USUAL = {
+    "a body alone": DATA,
+    "a text": encode(Described(ULong(0x77), "text")),
+    "a long body": encode(Described(ULong(0x75), b"x" * 100_000)),
+    "a header": section(0x70, [True, UByte(4)]) + DATA,
+    "a header without fields": b"\x00\x53\x70\x45" + DATA,
+    "an id": section(0x73, ["id"]) + DATA,
+    "no properties": section(0x73, []) + DATA,
+    "a subject": section(0x73, [None, None, None, "subject"]) + DATA,
+    "many properties": section(0x73, [None, b"u", "to" * 99, "s", "r", "c", Symbol("text/plain")]) + DATA,
+    "annotations": section(0x72, {Symbol("key"): 5}) + DATA,
+    "application properties": section(0x74, {"number": 5, "text": "t", "none": None}) + DATA,
+    "all": section(0x70, [True]) + section(0x72, {Symbol("k"): 1}) + section(0x73, ["i"]) + section(0x74, {"a": 1}) + DATA,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", USUAL.values(), ids=USUAL.keys())
+def test_usual_messages_are_taken(message):
+    assert check(message)
+
+
+@settings(max_examples=500)
+@given(messages(), st.data())
+def test_what_is_taken_is_taken_as_by_python_even_if_it_is_damaged(generated, data):
+    message = bytearray(generated[1])
+    for _ in range(data.draw(st.integers(0, 2))):
+        if message:
+            message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        del message[data.draw(st.integers(0, len(message))) :]
+    check(bytes(message))
+
+
+PIECES = st.sampled_from(
+    [
+        *[bytes((0, 0x53, code)) for code in (0x70, 0x71, 0x72, 0x73, 0x74, 0x75, 0x76, 0x77, 0x78)],
+        *[bytes((constructor,)) for constructor in (0x40, 0x41, 0x43, 0x45, 0x50, 0x52, 0x56, 0x70, 0x83, 0x98)],
+        *[bytes((constructor, size)) for constructor in (0xA0, 0xA1, 0xA3, 0xC0, 0xC1) for size in (0, 1, 5, 34, 255)],
+        b"\xb0\0\0\0\1", b"\xb1\xff\xff\xff\xff", b"\xd0\0\0\0\4\0\0\0\0", b"\xd1\0\1\0\1\0\0\0\2",
+        b"x-opt-lock-token", b"a", b"\xff", b"\0" * 9,
+    ]
+)  # fmt: skip
+
+
+@settings(max_examples=1000)
+@given(st.lists(PIECES, max_size=24).map(b"".join))
+def test_pieces_of_messages_are_taken_as_by_python(message):
+    check(message)
+
+
+@settings(max_examples=300)
+@given(
+    messages(),
+    st.integers(0, (1 << 63) - 1),
+    st.integers(0, (1 << 32) - 1),
+    st.integers(-(1 << 63), (1 << 63) - 1),
+    st.just(NEVER) | st.integers(-(1 << 63), (1 << 63) - 1),
+    st.none() | st.tuples(st.binary(min_size=16, max_size=16), st.integers(0, (1 << 63) - 1)),
+)
+def test_a_record_is_rendered_as_by_python(generated, number, count, enqueued_ms, expires_ms, lock):
+    try:
+        layout, stored, _, _ = take_apart(generated[1])
+    except ProtocolError:
+        return
+    record = encode_message(enqueued_ms, expires_ms, layout, stored)
+    token, until_ms = lock or (None, 0)
+    found = native.render(record, number, count, token, until_ms)
+    is_usual = expires_ms == NEVER and layout[0] < 4
+    assert (found is not None) == is_usual
+    if is_usual:
+        prefix, offset = render_delivery(record, number, count, None if lock is None else until_ms, None, token)
+        assert found == prefix + record[offset:]
+
+
+@given(st.binary(max_size=120))
+def test_any_record_is_rendered_or_declined(record):
+    native.render(record, 1, 0, None, 0)
+    native.render(record[:16] + NEVER.to_bytes(8, "big") + record[24:], 1, 0, bytes(16), 0)
