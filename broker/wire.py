@@ -7,7 +7,7 @@ channel 0 are not answered. `limit` counts deliveries since the receiver was ope
 
 An incoming message is [layout, body, ttl_ms | None, extra | None]: see `Extra`. In DELIVER, entries are flat, `ENTRY`
 items each: token (16 bytes), sequence number, delivery count, message record, overlay | None. In the answer to `peek`
-the token is replaced by the `Place` of the message.
+the token is replaced by the `Place` of the message. Many usual messages are one value: see `broker.runs`.
 
 A `session` is [session id, or None for any that is available; milliseconds to wait for one]. A `receiver` among the
 arguments of a request is the channel of the caller's receiver that holds the lock of the session.
@@ -68,7 +68,8 @@ import msgpack
 # The versions of these messages that this process can speak. A version may add kinds of messages, and items behind
 # those that a message had; who reads them, supplies what an older process does not send. Processes of one namespace may
 # be of neighbouring versions while they are replaced one after the other.
-VERSION = 2
+VERSION = 3
+VERSION_WITH_RUNS = 3
 OLDEST_VERSION = 1
 ENTRY = 5  # items per delivery in DELIVER and in the results of peek and receive-deferred
 
@@ -100,6 +101,9 @@ class Op(IntEnum):
     FOLLOWED = 16
     UNUSED = 17
     ANSWER = 18
+    # gateway -> worker
+    SEND_RUN = 19
+    TAKES_RUNS = 20
     # worker -> gateway, and the first and those of the catalog -> another worker as well
     HELLO = 100
     SENT = 101
@@ -117,6 +121,7 @@ class Op(IntEnum):
     AVAILABLE = 113
     CHANGED = 114
     RULES = 115
+    DELIVER_RUN = 118
     # the worker of partition 0 -> another worker
     ASK = 116
     KEEP = 117
@@ -133,6 +138,23 @@ class Send(NamedTuple):
     channel: int
     queue: int
     messages: Sequence[Any]
+
+
+class SendRun(NamedTuple):
+    """SEND of all `messages` of a run (`broker.runs`), to a worker of VERSION_WITH_RUNS."""
+
+    op: int
+    partition: int
+    channel: int
+    queue: int
+    messages: int
+    run: bytes
+
+
+class TakesRuns(NamedTuple):
+    """The gateway takes DELIVER_RUN."""
+
+    op: int
 
 
 class OpenReceiver(NamedTuple):
@@ -174,7 +196,10 @@ class CloseReceiver(NamedTuple):
 
 
 class Settle(NamedTuple):
-    """`channels` are flat: channel, count of its tokens, ..."""
+    """`channels` are flat: channel, count of its tokens, ...
+
+    From VERSION_WITH_RUNS on, a token may have four bytes more: a number of consecutive tokens.
+    """
 
     op: int
     partition: int
@@ -350,6 +375,19 @@ class Deliver(NamedTuple):
     entries: list[Any]
 
 
+class DeliverRun(NamedTuple):
+    """DELIVER of all `messages` of a run (`broker.runs`). Tokens and sequence numbers are consecutive."""
+
+    op: int
+    channel: int
+    locked_until_ms: int
+    token: bytes
+    number: int
+    delivery_count: int
+    messages: int
+    run: bytes
+
+
 class Reply(NamedTuple):
     op: int
     number: int
@@ -413,20 +451,25 @@ class Keep(NamedTuple):
 
 
 # Messages for one partition.
-Command = Send | OpenReceiver | Credit | Watch | CloseReceiver | Settle | Request | Restore | Forward
+Command = Send | SendRun | OpenReceiver | Credit | Watch | CloseReceiver | Settle | Request | Restore | Forward
 
 # Messages for the home.
 ForHome = Remove | Join | Followed | Unused | Answer
 
+# Messages for no partition.
+ForWorker = ForHome | TakesRuns
+
 Message = (
-    Send | OpenReceiver | Credit | Watch | CloseReceiver | Settle | Request | Restore | Forward | Forwarded | Remove
-    | Hello | Sent | Refused | Opened | Closed | Drained | Available | Settled | Deliver | Reply | Failed | Catalog
-    | Deleted | Join | Followed | Changed | Rules | Unused | Answer | Ask | Keep
+    Send | SendRun | OpenReceiver | Credit | Watch | CloseReceiver | Settle | Request | Restore | Forward | Forwarded
+    | Remove | Hello | Sent | Refused | Opened | Closed | Drained | Available | Settled | Deliver | DeliverRun | Reply
+    | Failed | Catalog | Deleted | Join | Followed | Changed | Rules | Unused | Answer | Ask | Keep | TakesRuns
 )  # fmt: skip
 
 _KINDS_BY_OP: dict[Op, type[Message]] = {
     Op.SEND: Send,
     Op.SEND_BATCH: Send,
+    Op.SEND_RUN: SendRun,
+    Op.TAKES_RUNS: TakesRuns,
     Op.OPEN_RECEIVER: OpenReceiver,
     Op.GRANT: Credit,
     Op.DRAIN: Credit,
@@ -452,6 +495,7 @@ _KINDS_BY_OP: dict[Op, type[Message]] = {
     Op.SETTLED: Settled,
     Op.UNSETTLED: Refused,
     Op.DELIVER: Deliver,
+    Op.DELIVER_RUN: DeliverRun,
     Op.REPLY: Reply,
     Op.FAILED: Failed,
     Op.CATALOG: Catalog,
@@ -469,6 +513,7 @@ _KINDS = {int(op): kind for op, kind in _KINDS_BY_OP.items()}  # found faster by
 _new = tuple.__new__
 _SEND, _GRANT, _SETTLE = int(Op.SEND), int(Op.GRANT), int(Op.SETTLE)
 _SENT, _SETTLED, _DELIVER = int(Op.SENT), int(Op.SETTLED), int(Op.DELIVER)
+_SEND_RUN, _DELIVER_RUN = int(Op.SEND_RUN), int(Op.DELIVER_RUN)
 
 
 def send(partition: int, channel: int, queue: int, messages: Sequence[Any]) -> Send:
@@ -502,9 +547,13 @@ def deliver(channel: int, locked_until_ms: int, entries: list[Any]) -> Deliver:
     return _new(Deliver, (_DELIVER, channel, locked_until_ms, entries))
 
 
-_SHAREABLE = frozenset((_SEND, Op.SEND_BATCH, _GRANT, _SETTLE, _SENT, _SETTLED, _DELIVER))
+_SHAREABLE = frozenset(
+    (_SEND, Op.SEND_BATCH, _SEND_RUN, _GRANT, _SETTLE, _SENT, _SETTLED, _DELIVER, _DELIVER_RUN, Op.TAKES_RUNS)
+)
 
 send_batch = partial(Send, Op.SEND_BATCH)
+send_run = partial(SendRun, _SEND_RUN)
+takes_runs = partial(TakesRuns, Op.TAKES_RUNS)
 open_receiver = partial(OpenReceiver, Op.OPEN_RECEIVER)
 drain = partial(Credit, Op.DRAIN)
 watch = partial(Watch, Op.WATCH)
@@ -526,6 +575,7 @@ closed = partial(Closed, Op.CLOSED)
 drained = partial(Drained, Op.DRAINED)
 available = partial(Available, Op.AVAILABLE)
 unsettled = partial(Refused, Op.UNSETTLED)
+deliver_run = partial(DeliverRun, _DELIVER_RUN)
 reply = partial(Reply, Op.REPLY)
 failed = partial(Failed, Op.FAILED)
 catalog = partial(Catalog, Op.CATALOG)
@@ -626,7 +676,7 @@ def unpack_operations(packed: Iterable[Any]) -> list[Operation]:
 ITEMS_AT_ONCE = 256
 
 
-def cut(command: Command | ForHome) -> tuple[Command | ForHome, Command | None]:
+def cut(command: Command | ForWorker) -> tuple[Command | ForWorker, Command | None]:
     """The command with its first ITEMS_AT_ONCE items, if they are independent, and one with the rest, if any."""
     if isinstance(command, Send):
         if command.op == _SEND and len(command.messages) > ITEMS_AT_ONCE:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from broker import wire
+from broker import runs, wire
 from broker.errors import BY_NAME, BrokerError, InternalError, OutcomeUnknown, ServerBusy
 from broker.logging import get_logger
 from broker.metrics import GatewayMetrics
@@ -27,6 +27,7 @@ from broker.wire import (
     Command,
     Deleted,
     Deliver,
+    DeliverRun,
     Drained,
     Failed,
     Followed,
@@ -39,10 +40,13 @@ from broker.wire import (
     Refused,
     Request,
     Send,
+    SendRun,
     Sent,
     Settled,
+    TakesRuns,
 )
 from protocol import error_texts
+from protocol.engine.native import native
 
 log = get_logger("gateway")
 
@@ -81,6 +85,8 @@ class Channel(Protocol):
     def on_settled(self, count: int, error: BrokerError | None) -> None: ...
 
     def on_deliver(self, locked_until_ms: int, entries: list[Any]) -> None: ...
+
+    def on_deliver_run(self, message: DeliverRun) -> None: ...
 
     def on_worker_lost(self) -> None:
         """Unanswered commands never will be answered, though they may have been done. The worker's locks are gone."""
@@ -140,6 +146,7 @@ class WorkerConnection:
         self._awaits = False  # True if an answer is due and nothing has come since the command
         self._silent_looks = 0  # checks since then
         self.is_stalled = False  # it has not answered for long, so commands for it are refused
+        self._knows_runs = False  # its version does
         self.run: Run | None = None  # settlements that are not among the commands yet
         self.channels: dict[int, Channel] = {}
         self._requests: dict[int, tuple[Reply, Owner | None]] = {}
@@ -154,7 +161,7 @@ class WorkerConnection:
         """Connect, and connect again whenever the connection is lost; runs until cancelled."""
         raise NotImplementedError
 
-    def _put(self, command: Command | Join | Followed) -> None:
+    def _put(self, command: Command | Join | Followed | TakesRuns) -> None:
         """Take a command, to be sent by `send` or before."""
         raise NotImplementedError
 
@@ -193,6 +200,7 @@ class WorkerConnection:
 
     def _greeted(self, hello: Hello) -> None:
         """Use the worker, unless it speaks another version, or its partitions are another worker's."""
+        self._knows_runs = hello.version >= wire.VERSION_WITH_RUNS
         self.problem = wire.incompatible(hello) or self._router.claim(self, hello)
         if self.problem:
             log.error("worker is not used", worker=self.name, reason=self.problem)
@@ -207,6 +215,8 @@ class WorkerConnection:
     def _begin(self) -> None:
         """The worker has sent HELLO. Before that it may be a dying worker, whose socket closes last."""
         self.connected.set()
+        if native is not None:
+            self.post(wire.takes_runs())
         self._router.metrics.worker_connects += 1
         if self._was_lost:
             log.info("worker connected again", worker=self.name)
@@ -262,7 +272,7 @@ class WorkerConnection:
 
     # -- commands
 
-    def post(self, command: Command | Join | Followed) -> bool:
+    def post(self, command: Command | Join | Followed | TakesRuns) -> bool:
         """Send a command with the others of this turn; False if the worker is not connected."""
         if not self.connected.is_set():
             return False
@@ -270,13 +280,24 @@ class WorkerConnection:
             self._end_run()
         if self._is_behind:
             self._router.posted_behind.add(self)
-        if isinstance(command, Send) or (isinstance(command, Request) and command.name != CHANGE_CATALOG):
+        if isinstance(command, Send | SendRun) or (isinstance(command, Request) and command.name != CHANGE_CATALOG):
             self._awaits = True  # these are answered soon
         self._put(command)
         return True
 
-    def settle(self, partition: int, queue: int, outcome: Outcome, channel: int, token: bytes) -> bool:
-        """As `post`, for one settlement. Consecutive settlements, even of several links, go into one command."""
+    def post_run(self, partition: int, channel: int, queue: int, count: int, run: bytes) -> bool:
+        """As `post`, for the messages of a run, each a delivery of its own."""
+        if self._knows_runs:
+            return self.post(wire.send_run(partition, channel, queue, count, run))
+        return self.post(wire.send(partition, channel, queue, runs.messages_of(run)))
+
+    def settle(
+        self, partition: int, queue: int, outcome: Outcome, channel: int, tokens: Sequence[bytes], count: int = 1
+    ) -> bool:
+        """As `post`, for `count` settlements. Consecutive ones, even of several links, go into one command.
+
+        A token may stand for several: see `broker.runs`.
+        """
         if not self.connected.is_set():
             return False
         run = self.run
@@ -291,8 +312,8 @@ class WorkerConnection:
         if run.channel != channel:
             run.channel = channel
             run.channels += (channel, 0)
-        run.channels[-1] += 1
-        run.tokens.append(token)
+        run.channels[-1] += count
+        run.tokens += tokens if self._knows_runs else runs.tokens_of(tokens)
         return True
 
     def _end_run(self) -> None:
@@ -330,7 +351,7 @@ class WorkerConnection:
         touched = set()
         for message in messages:
             match message:
-                case Sent() | Deliver() | Refused() | Opened() | Drained() | Available() | Closed():
+                case Sent() | DeliverRun() | Deliver() | Refused() | Opened() | Drained() | Available() | Closed():
                     channel = channels.get(message.channel)
                     if channel is not None:
                         touched.add(channel.connection)
@@ -369,11 +390,13 @@ class WorkerConnection:
             connection.flush()
 
     def _tell(
-        self, channel: Channel, message: Deliver | Sent | Refused | Opened | Drained | Available | Closed
+        self, channel: Channel, message: Deliver | DeliverRun | Sent | Refused | Opened | Drained | Available | Closed
     ) -> None:
         match message:
             case Sent():
                 channel.on_sent(message.deliveries, None)
+            case DeliverRun():
+                channel.on_deliver_run(message)
             case Deliver():
                 channel.on_deliver(message.locked_until_ms, message.entries)
             case Refused():

@@ -9,7 +9,7 @@ import msgpack
 
 from broker import wire
 from broker.gateway.router import EARLY_BYTES, OUTPUT_HIGH_BYTES, RECONNECT_SECONDS, Router, WorkerConnection
-from broker.wire import Command, Followed, Join, Message
+from broker.wire import Command, Followed, Join, Message, TakesRuns
 
 REFUSED_SECONDS = 2.0  # between two looks at a worker that cannot be used
 KEPT_BUFFER_BYTES = 1 << 20  # a packer whose buffer has grown larger is not used again
@@ -26,7 +26,7 @@ class SocketConnection(WorkerConnection, asyncio.Protocol):
     def __init__(self, path: str, router: Router) -> None:
         super().__init__(path, router)
         self._packer = msgpack.Packer(autoreset=False)
-        self._packed: list[Command | Join | Followed] = []  # the commands that the packer holds
+        self._packed: list[Command | Join | Followed | TakesRuns] = []  # the commands that the packer holds
         self._chunks: list[bytes] = []
         self._chunk_bytes = 0
         self._wanted = 4  # bytes that the frame being read has
@@ -113,7 +113,7 @@ class SocketConnection(WorkerConnection, asyncio.Protocol):
 
     # -- commands
 
-    def _put(self, command: Command | Join | Followed) -> None:
+    def _put(self, command: Command | Join | Followed | TakesRuns) -> None:
         try:
             self._packer.pack(command)
         except Exception:

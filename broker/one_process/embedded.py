@@ -15,7 +15,7 @@ import msgpack
 from broker import wire
 from broker.gateway.router import RECONNECT_SECONDS, Router, WorkerConnection
 from broker.logging import get_logger
-from broker.wire import Command, Followed, Join, Message, Send
+from broker.wire import Command, Followed, Join, Message, Send, SendRun, TakesRuns
 from broker.worker.peer import TURN_BYTES
 from broker.worker.worker import Caller, Worker
 
@@ -41,12 +41,14 @@ class LocalCaller(Caller):
         self._kept: list[Message] = []  # answers that wait for their commit
         self._leaving: list[Message] = []  # answers for `write`
 
-    def put(self, command: Command | Join | Followed) -> None:
+    def put(self, command: Command | Join | Followed | TakesRuns) -> None:
         """Keep a command for the next turn. The gateway is told to wait when there are more than WAITING_BYTES."""
         if not wire.is_shareable(command):
             size, taken = _copied(command)
         elif isinstance(command, Send):
             size, taken = sum([len(body) for _, body, _, _ in command.messages]), command
+        elif isinstance(command, SendRun):
+            size, taken = len(command.run), command
         else:
             size, taken = 0, command  # a few bytes for each message that the client was sent before
         self.commands.append((size, taken))
@@ -128,7 +130,7 @@ class LocalConnection(WorkerConnection):
     def _end(self) -> None:
         self._caller.hang_up()
 
-    def _put(self, command: Command | Join | Followed) -> None:
+    def _put(self, command: Command | Join | Followed | TakesRuns) -> None:
         self._caller.put(command)
         if not self._is_due:
             self._become_due()

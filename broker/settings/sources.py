@@ -27,7 +27,7 @@ from broker.namespace.rule_descriptions import (
 from broker.settings.config import ConfigurationError, Origin, Place, Problem, Settings
 from broker.settings.emulator_config import is_emulator_config, read_emulator_config, without_comments
 from broker.settings.secrets import masked
-from broker.settings.variables import CONFIG_VARIABLE, VARIABLE_PREFIX, config_file
+from broker.settings.variables import CONFIG_VARIABLE, PURE_VARIABLE, VARIABLE_PREFIX, config_file
 from protocol.symbols import CORRELATION_FIELDS
 
 # For the commands that are clients; no settings.
@@ -247,7 +247,9 @@ class _Sources:
         if self._is_emulators and (text := environment.get(EMULATOR_HTTP_PORT)):
             self._set_text(("http", "port"), text, EMULATOR_HTTP_PORT)
         for name, text in sorted(environment.items()):
-            if not name.startswith(VARIABLE_PREFIX) or name in (CONFIG_VARIABLE, *CLIENT_VARIABLES) or text == "":
+            if not name.startswith(VARIABLE_PREFIX) or text == "":
+                continue
+            if name in (CONFIG_VARIABLE, PURE_VARIABLE, *CLIENT_VARIABLES):
                 continue
             if place := by_variable.get(name):
                 self._set_text(place, text, name)

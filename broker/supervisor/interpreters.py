@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from broker.settings.variables import VARIABLE_PREFIX
+from broker.settings.variables import PURE_VARIABLE, VARIABLE_PREFIX
 
 PACKAGES = Path(__file__).resolve().parents[2]  # children must find this, whatever their working directory is
 ONE_PROCESS = ("broker.one_process",)
@@ -37,7 +37,11 @@ def start(module: str) -> Interpreter:
 
 def _environment() -> dict[str, str]:
     """The environment of a child, without settings: it gets these from its supervisor, and they may have keys."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLE_PREFIX)}
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(VARIABLE_PREFIX) or name == PURE_VARIABLE
+    }
     path = own.get("PYTHONPATH")
     return own | {"PYTHONPATH": f"{PACKAGES}{os.pathsep}{path}" if path else str(PACKAGES)}
 

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from broker import wire
+from broker import runs, wire
 from broker.catalog.catalog import HOME, catalog_version
 from broker.catalog.changing import Limits
 from broker.errors import BrokerError, InternalError, InvalidArgument
@@ -38,9 +38,9 @@ from broker.wire import (
     Credit,
     Deleted,
     Followed,
-    ForHome,
     Forward,
     Forwarded,
+    ForWorker,
     Join,
     Message,
     Op,
@@ -54,6 +54,7 @@ from broker.wire import (
     SendOperation,
     Sent,
     Settle,
+    TakesRuns,
     Unused,
     Watch,
     unpack_operations,
@@ -119,9 +120,10 @@ class Caller(Peer):
     def __init__(self, connection: socket.socket) -> None:
         super().__init__(connection)
         self.number = 0  # the worker sets it
-        self.unread: deque[Command | ForHome] = deque()  # commands that the last turn did not get to
+        self.unread: deque[Command | ForWorker] = deque()  # commands that the last turn did not get to
         self.receivers: dict[int, Partition] = {}
         self.transactions: dict[bytes, Partition] = {}  # those that have not ended
+        self.takes_runs = False  # it has said so
 
 
 class Worker:
@@ -191,6 +193,7 @@ class Worker:
         self._apply: dict[int, Callable[[Caller, Any], None]] = {
             Op.SEND: self._send,
             Op.SEND_BATCH: self._send_batch,
+            Op.TAKES_RUNS: self._takes_runs,
             Op.OPEN_RECEIVER: self._open_receiver,
             Op.GRANT: self._grant,
             Op.DRAIN: self._drain,
@@ -409,7 +412,11 @@ class Worker:
         for (peer, channel), session_id, locked_until_ms in pumped.accepted:  # type: ignore[misc]
             peer.answers.append(wire.opened(channel, session_id, locked_until_ms))
         for (peer, channel), locked_until_ms, entries in pumped.deliveries:  # type: ignore[misc]
-            peer.answers.append(wire.deliver(channel, locked_until_ms, entries))
+            run = runs.run_of_entries(entries) if peer.takes_runs and locked_until_ms else None
+            if run is None:
+                peer.answers.append(wire.deliver(channel, locked_until_ms, entries))
+            else:
+                peer.answers.append(wire.deliver_run(channel, locked_until_ms, *run))
         for (peer, channel), delivered in pumped.drained:  # type: ignore[misc]
             peer.answers.append(wire.drained(channel, delivered))
         for peer, channel in pumped.available:  # type: ignore[misc]
@@ -481,9 +488,10 @@ class Worker:
         apply, cut = self._apply, wire.cut
         while unread:
             message = unread[0]
-            if not (isinstance(message, ForHome) or self._partitions[message.partition].has_work_left):
+            if not (isinstance(message, ForWorker) or self._partitions[message.partition].has_work_left):
                 break
-            message, rest = cut(unread.popleft())
+            command = unread.popleft()
+            message, rest = cut(runs.without_runs(command) if peer.takes_runs else command)
             if rest is not None:
                 unread.appendleft(rest)
             apply[message[0]](peer, message)
@@ -563,6 +571,9 @@ class Worker:
         else:
             if channel:  # commands of channel 0 are not answered
                 peer.answers.append(wire.sent(channel, len(messages)))
+
+    def _takes_runs(self, peer: Caller, message: TakesRuns) -> None:
+        peer.takes_runs = True
 
     def _send_batch(self, peer: Caller, message: Send) -> None:
         partition = self._partition(message)

@@ -13,6 +13,7 @@ from protocol.engine.deliveries import ACCEPTED, Delivery, tag_of
 from protocol.engine.flow_answers import FlowAnswers
 from protocol.engine.incoming import FrameWalk, IllegalState
 from protocol.engine.links import Link, Session
+from protocol.engine.native import address_of, delivery_at, native
 from protocol.engine.outgoing import OutputWalk, refusal
 from protocol.engine.padding import reads_by_position
 from protocol.engine.proton import (
@@ -147,6 +148,8 @@ class Engine:
         self._collector = lib.pn_collector()
         lib.pn_connection_collect(connection, self._collector)
         lib.pn_transport_bind(transport, connection)
+        # It moves the bytes if it is there; links are added to it by their owners.
+        self.pump = native and native.Pump(address_of(transport), address_of(self._collector), self)
 
     def limit_state(self, maximum_bytes: int) -> None:
         """Limit the estimated memory of the peer's open, sessions and links; beyond the limit `push` raises."""
@@ -180,6 +183,8 @@ class Engine:
 
     def _give(self, data: bytes, offset: int, stop: int) -> bool:
         """Give proton the bytes from `offset` to `stop`; False if it found a fault."""
+        if self.pump is not None:
+            return bool(self.pump.push(data, offset, stop))
         transport = self._transport
         if not offset:
             offset = _push(transport, data, stop)  # the usual case: it takes all
@@ -207,6 +212,22 @@ class Engine:
         return output
 
     def _take_output(self) -> bytes:
+        if self.pump is not None:
+            output: bytes = self.pump.pull()
+            self.finished = self.pump.finished
+        else:
+            output = self._take_written()
+        if not output:
+            return b""
+        if self._flow_answers.saying:
+            self._flow_answers.saying.clear()
+        self._header_taken = True
+        if self.output.is_due or self._walk.translated:
+            output = self.output.walk(output)
+        return output
+
+    def _take_written(self) -> bytes:
+        """What proton has written, in whole frames."""
         transport = self._transport
         size = _peek(transport, scratch.buffer, SCRATCH_BYTES)
         if size <= 0:
@@ -221,19 +242,16 @@ class Engine:
                 _pop(transport, size)
             self.finished = size < 0
             output = b"".join(chunks)
-        if self._flow_answers.saying:
-            self._flow_answers.saying.clear()
-        self._header_taken = True
         # Taking output makes events that nobody needs, such as one for each link on which a delivery was written.
         collector = self._collector
         while _pop_event(collector):
             pass
-        if self.output.is_due or self._walk.translated:
-            output = self.output.walk(output)
         return output
 
     def last_tags(self, link: Link, count: int) -> list[bytes]:
         """The tags of the last `count` unsettled deliveries on the link, or of all if there are fewer; in order."""
+        if link.outgoing is not None:
+            return list(link.outgoing.last_tags(count))
         tags = islice((tag for each, tag in reversed(self.sent.values()) if each is link), count)
         return [*tags][::-1]
 
@@ -275,6 +293,8 @@ class Engine:
             return
         self._freed = True
         self.unfinished.give_back_all()
+        if self.pump is not None:
+            self.pump.close()
         self.sent.clear()
         self.offered.clear()
         self.links.clear()
@@ -352,53 +372,74 @@ class Engine:
     # -- events
 
     def _dispatch(self) -> None:
+        if self.pump is not None:
+            self.pump.dispatch()
+            return
         collector = self._collector
         try:
             while event := _first_event(collector):
-                kind = _kind_of(event)
-                if kind == _DELIVERY:
-                    delivery = _delivery_of(event)
-                    if delivery in self.sent:
-                        self._updated(delivery)
-                    else:
-                        self._received(delivery)
-                elif kind == _LINK_FLOW:
-                    link = self.links.get(lib.pn_event_link(event))
-                    if link is not None and not link.closed:
-                        link.known_credit = None
-                        if link.is_sender:
-                            self._handler.on_flow(link)
-                        elif link.draining and link.credit <= 0:
-                            link.draining = False
-                            self._handler.on_flow(link)
-                elif kind in _LIFECYCLE:
-                    self._lifecycle(kind, event)
+                self._handle(event)
                 _pop_event(collector)
         except BaseException:
             _pop_event(collector)  # else it would be handled again
             raise
 
-    def _updated(self, delivery: Delivery) -> None:
-        """The peer has told the state of a delivery that we have sent."""
+    def on_event(self) -> None:
+        """Handle proton's first event; the pump pops it."""
+        self._handle(_first_event(self._collector))
+
+    def _handle(self, event: Pointer) -> None:
+        kind = _kind_of(event)
+        if kind == _DELIVERY:
+            delivery = _delivery_of(event)
+            if delivery in self.sent:
+                self._updated(delivery, *self.sent[delivery])
+                return
+            link = self.links.get(_link_of(delivery))
+            if link is not None and link.outgoing is not None and link.outgoing.is_sent(address_of(delivery)):
+                self._updated(delivery, link, tag_of(delivery))
+            else:
+                self._received(delivery, link)
+        elif kind == _LINK_FLOW:
+            link = self.links.get(lib.pn_event_link(event))
+            if link is not None and not link.closed:
+                link.known_credit = None
+                if link.is_sender:
+                    self._handler.on_flow(link)
+                elif link.draining and link.credit <= 0:
+                    link.draining = False
+                    self._handler.on_flow(link)
+        elif kind in _LIFECYCLE:
+            self._lifecycle(kind, event)
+
+    def _updated(self, delivery: Delivery, link: Link, token: bytes) -> None:
+        """The peer has told the state of a delivery that we have sent on this link."""
         settled = _is_settled(delivery)
         state = _remote_state(delivery)
         if settled or state >= ACCEPTED:  # `received` (3.4.1) is no outcome
-            link, token = self.sent.pop(delivery)
+            link.forget_sent(delivery)
             self._handler.on_outcome(link, delivery, token, state, settled)
 
-    def _received(self, delivery: Delivery) -> None:
-        pointer = _link_of(delivery)
-        link = self.links.get(pointer)
+    def on_unusual(self, link: Link, delivery: int, payload: bytes, settled: bool) -> None:
+        """A whole message that the pump does not take."""
+        link.known_credit = None
+        self._whole(link, delivery_at(delivery), payload, settled)
+
+    def _whole(self, link: Link, delivery: Delivery, payload: bytes, settled: bool) -> None:
+        """A message of one transfer, without a state, and no batch."""
+        if link.max_message_bytes and len(payload) > link.max_message_bytes:
+            self._handler.on_oversized(link, delivery, len(payload), settled)
+        else:
+            self._handler.on_message(link, delivery, payload, False, settled, 0)
+
+    def _received(self, delivery: Delivery, link: Link | None) -> None:
         if self._walk.is_plain and link is not None and not link.is_sender:
-            size = _receive(pointer, scratch.buffer, SCRATCH_BYTES)
+            size = _receive(link.pointer, scratch.buffer, SCRATCH_BYTES)
             payload = scratch.view[0:size] if size > 0 else b""
-            _advance(pointer)
+            _advance(link.pointer)
             if link.known_credit is not None:
                 link.known_credit -= 1
-            if link.max_message_bytes and size > link.max_message_bytes:
-                self._handler.on_oversized(link, delivery, size, False)
-            else:
-                self._handler.on_message(link, delivery, payload, False, False, 0)
+            self._whole(link, delivery, payload, False)
             return
         if link is None or link.is_sender or not lib.pn_delivery_readable(delivery):
             if delivery in self.offered:
@@ -412,7 +453,7 @@ class Engine:
         is_kept = True
         if pending <= SCRATCH_BYTES and not partial and not link.part_bytes:
             # The usual case: the whole message is here.
-            _receive(pointer, scratch.buffer, pending)
+            _receive(link.pointer, scratch.buffer, pending)
             payload = scratch.view[0:pending]
             if link.max_message_bytes and pending > link.max_message_bytes:
                 link.oversized_bytes = pending
@@ -433,7 +474,7 @@ class Engine:
             self._batches.discard(link.channel_handle)
         oversized_bytes, link.oversized_bytes = link.oversized_bytes, 0
         aborted = lib.pn_delivery_aborted(delivery)
-        _advance(pointer)
+        _advance(link.pointer)
         link.known_credit = None
         if aborted:
             lib.pn_delivery_settle(delivery)
@@ -535,12 +576,29 @@ class Engine:
         lib.pn_session_free(pointer)
         self.output.is_due = True
 
+    def take_usual(self, link: Link, incoming: Any) -> None:
+        """From now on, usual messages that come on this link go to the extension's `incoming`."""
+        if link.incoming is not None:
+            self.pump.remove(link.incoming)
+        link.incoming = incoming
+        self.pump.add(incoming, *link.channel_handle)
+
+    def forget_native(self, link: Link) -> None:
+        """From now on, Python takes all deliveries of the link."""
+        for part in (link.incoming, link.outgoing):
+            if part is not None:
+                self.pump.remove(part)
+        link.incoming = None
+
     def _forget_deliveries(self, link: Link) -> None:
         """Forget the deliveries of a link: proton frees and settles them with it."""
         link.forget_part(self.unfinished)
+        if link.outgoing is not None and link.outgoing.end():
+            self.output.is_abandoned = True
+        self.forget_native(link)
         if link.is_sender:
             for delivery in [delivery for delivery, (owner, _) in self.sent.items() if owner is link]:
-                del self.sent[delivery]
+                link.forget_sent(delivery)
                 self.output.is_abandoned = True
             self.output.batches = {each for each in self.output.batches if each[:2] != link.own_handle}
         elif self.offered:

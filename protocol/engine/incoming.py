@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from protocol import codec
 from protocol.codec import UInt, ULong
 from protocol.engine.delivery_ids import DeliveryIds
+from protocol.engine.native import native
 from protocol.engine.performatives import (
     ATTACH,
     BEGIN,
@@ -83,6 +84,7 @@ class _UsualTransfer(NamedTuple):
 
     `fields` splits a frame: its size, the bytes up to the delivery-id, the id, the tag's head, and the bytes behind the
     tag. A transfer has this form if its `head`, `tag_head` and `rest` are equal and it has at least `least_bytes`.
+    `form` is the same for the extension.
     """
 
     fields: Callable[[bytes, int], tuple[Any, ...]]
@@ -92,9 +94,14 @@ class _UsualTransfer(NamedTuple):
     least_bytes: int
     ids: DeliveryIds
     is_plain: bool
+    form: tuple[bytes, bytes, bytes, int]
 
 
-_NO_TRANSFER = _UsualTransfer(struct.Struct("").unpack_from, b"", b"", b"", 1 << 62, DeliveryIds(), True)
+_NO_FRAME = b"\xff"  # no frame has this data offset
+_NO_TRANSFER = _UsualTransfer(
+    struct.Struct("").unpack_from, b"", b"", b"", 1 << 62, DeliveryIds(), True, (_NO_FRAME, b"\xa0\0", b"", 1)
+)
+_walk_usual = native.walk if native is not None else None
 
 _UINT = rb"(?:\x43|\x52.|\x70....)"
 _NOT_TRUE = rb"[\x40\x42]"
@@ -197,10 +204,14 @@ class FrameWalk:
             at = 8
         largest = self._max_frame_size
         translated = self.translated
-        fields, usual_head, usual_tag, usual_rest, least_bytes, ids, _ = self._last
+        fields, usual_head, usual_tag, usual_rest, least_bytes, ids, _, form_of_last = self._last
         try:
             while at + _LEAST_BYTES <= end:
-                if at + least_bytes <= end:
+                if _walk_usual is not None:
+                    at, ids.next_id = _walk_usual(data, at, largest, form_of_last, not translated, ids.next_id or 0)
+                    if at + _LEAST_BYTES > end:
+                        break
+                elif at + least_bytes <= end:
                     size, head, number, tag, rest = fields(data, at)
                     if number == ids.next_id and head == usual_head and rest == usual_rest and tag == usual_tag:
                         next_at = at + size
@@ -237,7 +248,7 @@ class FrameWalk:
                         self._last = known
                         self.is_plain = self.is_plain and known.is_plain
                         next_at = at
-                    fields, usual_head, usual_tag, usual_rest, least_bytes, ids, _ = self._last
+                    fields, usual_head, usual_tag, usual_rest, least_bytes, ids, _, form_of_last = self._last
                 elif code == DISPOSITION:
                     if size > _SHORT_DISPOSITION_BYTES or data[at + 14 : at + 16] not in _SHORT_DISPOSITION:
                         disposition = checked(memoryview(data)[:next_at], at + 11, code)
@@ -252,7 +263,7 @@ class FrameWalk:
                             self._change(data, at, next_at, clamped)
                 elif OPEN <= code <= CLOSE:
                     self._rare(code, memoryview(data)[:next_at], at + 11, channel)
-                    least_bytes = self._last.least_bytes
+                    least_bytes, ids, form_of_last = self._last.least_bytes, self._last.ids, self._last.form
                     if code == OPEN and self._sends_batches:
                         self._spare(data, at, next_at)
                     elif code == DETACH and channel in self._ended:
@@ -425,10 +436,11 @@ class FrameWalk:
             return
         head, tag_head = data[at + 4 : id_at + 1], data[tag_at : tag_at + 2]
         rest = data[tag_at + 2 + tag_head[1] : list_end]
-        form = struct.Struct(f">I{len(head)}s{width}2s{tag_head[1]}x{len(rest)}s")
+        fields = struct.Struct(f">I{len(head)}s{width}2s{tag_head[1]}x{len(rest)}s").unpack_from
+        form = (head, tag_head, rest, struct.calcsize(f">{width}"))
         if len(self._usual) >= _USUAL_TRANSFERS:
             self._forget_usual()
-        self._last = _UsualTransfer(form.unpack_from, head, tag_head, rest, list_end - at, ids, is_plain)
+        self._last = _UsualTransfer(fields, head, tag_head, rest, list_end - at, ids, is_plain, form)
         self._usual[data[at + 6 : at + 16]] = self._last
 
     def _forget_usual(self) -> None:

@@ -3,6 +3,7 @@
 from typing import Any, Protocol
 
 from protocol.engine.deliveries import TRANSACTIONAL, Delivery
+from protocol.engine.native import address_of
 from protocol.engine.outgoing import OutputWalk
 from protocol.engine.proton import (
     SCRATCH_BYTES,
@@ -44,6 +45,13 @@ class LinkEngine(Protocol):
     output: OutputWalk
     sent: dict[Delivery, tuple["Link", bytes]]
     used_up: list["Link"]
+    pump: Any  # the extension's, or None
+
+    def take_usual(self, link: "Link", incoming: Any) -> None: ...
+
+    def forget_native(self, link: "Link") -> None: ...
+
+    def on_unusual(self, link: "Link", delivery: int, payload: bytes, settled: bool) -> None: ...
 
     def last_tags(self, link: "Link", count: int) -> list[bytes]: ...
 
@@ -66,6 +74,7 @@ class Session:
         if self.sent_bytes <= maximum_bytes:
             return False
         self.sent_bytes = lib.pn_session_outgoing_bytes(self.pointer)
+        self.sent_bytes += sum([link.outgoing.queued_bytes for link in self.links if link.outgoing is not None])
         return self.sent_bytes > maximum_bytes
 
     def end(self, condition: str | None = None, description: str = "") -> None:
@@ -79,9 +88,11 @@ class Link:
     """One end of a link; `is_sender` is our role. `context` belongs to the engine's owner.
 
     `address` is the peer's name of the node: that of the target if we receive, else of the source; None if null.
+    `incoming` and `outgoing` are the extension's, which take usual deliveries; None if Python takes all of them.
     """
 
     __slots__ = (
+        "_unsettled",
         "address",
         "answered",
         "channel_handle",
@@ -90,11 +101,13 @@ class Link:
         "drain_limit",
         "draining",
         "engine",
+        "incoming",
         "is_kept",
         "is_sender",
         "known_credit",
         "max_message_bytes",
         "name",
+        "outgoing",
         "oversized_bytes",
         "own_handle",
         "part_bytes",
@@ -123,6 +136,9 @@ class Link:
         self.draining = False  # we have asked for our credit back
         self.drain_limit: int | None = None  # the delivery-count at which a drain has used up the credit that it found
         self.context: Any = None
+        self.incoming: Any = None
+        self.outgoing: Any = None
+        self._unsettled = 0
 
     # -- the peer's attach
 
@@ -288,6 +304,18 @@ class Link:
     # -- sending
 
     @property
+    def unsettled(self) -> int:
+        """The number of deliveries that were sent and have no outcome."""
+        return self._unsettled if self.outgoing is None else int(self.outgoing.unsettled)
+
+    def forget_sent(self, delivery: Delivery) -> None:
+        """A delivery that was sent has its outcome."""
+        if self.engine.sent.pop(delivery, None) is not None:
+            self._unsettled -= 1
+        elif self.outgoing is not None:
+            self.outgoing.told(address_of(delivery))
+
+    @property
     def drain(self) -> bool:
         return bool(_get_drain(self.pointer))
 
@@ -335,11 +363,35 @@ class Link:
             _send(pointer, ffi.from_buffer(body) + offset, length)
         if settled:
             lib.pn_delivery_settle(delivery)
+        elif self.outgoing is not None:
+            self.outgoing.sent(address_of(delivery))
         else:
             self.engine.sent[delivery] = (self, tag)
+            self._unsettled += 1
         _advance(pointer)
         if self.known_credit is not None:
             self.known_credit -= 1
         session = self.session
         session.sent_bytes += len(prefix) + length
         return delivery
+
+    def send_run(
+        self, run: bytes, count: int, token: bytes, sequence_number: int, delivery_count: int, locked_until_ms: int
+    ) -> bool:
+        """Send the first `count` messages of a run, with consecutive tokens as their tags and sequence numbers.
+
+        They need credit. False if the messages are not usual, and nothing is sent.
+        """
+        outgoing, pump = self.outgoing, self.engine.pump
+        if outgoing is None or self.own_handle is None:
+            return False
+        pump.add(outgoing, *self.own_handle)
+        size_bytes = outgoing.deliver(
+            run, 0, count, token, sequence_number, delivery_count, locked_until_ms, pump.max_frame_bytes
+        )
+        if size_bytes is None:
+            return False
+        if self.known_credit is not None:
+            self.known_credit -= count
+        self.session.sent_bytes += size_bytes
+        return True

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgpack
 
-from broker import wire
+from broker import runs, wire
 from broker.catalog.catalog import Definition
 from broker.child import Instructions
 from broker.gateway.connection import ClientConnection
@@ -105,7 +105,9 @@ class Worker:
         while at < len(data):
             end = at + 4 + int.from_bytes(data[at : at + 4], "big")
             commands += [
-                list(each) for each in wire.unpack(data[at + 4 : end]) if each.op not in (Op.JOIN, Op.FOLLOWED)
+                list(runs.without_runs(each))  # type: ignore[arg-type] # a gateway sends nothing else
+                for each in wire.unpack(data[at + 4 : end])
+                if each.op not in (Op.JOIN, Op.FOLLOWED, Op.TAKES_RUNS)
             ]
             at = end
         return commands

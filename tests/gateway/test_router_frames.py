@@ -17,6 +17,7 @@ def frames_of(sizes: list[int]) -> list[list[int]]:
         [connection] = router.workers
         assert isinstance(connection, SocketConnection)
         worker = Worker(connection)
+        await worker.commands()  # what the gateway says of itself
         for size in sizes:
             connection.post(wire.send(0, 1, 8, [[b"", bytes(size), None, None]]))
         await asyncio.sleep(0)

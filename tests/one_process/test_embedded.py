@@ -20,8 +20,9 @@ from broker.one_process.embedded import WAITING_BYTES, EmbeddedWorker
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
 from broker.partition.state.terms import Terms
+from broker.runs import entries_of
 from broker.touched_partition import TouchedPartition
-from broker.wire import ENTRY, Outcome
+from broker.wire import ENTRY, DeliverRun, Outcome
 from broker.worker.clock import Clock
 from broker.worker.dialling import UnixDialler
 from broker.worker.listening import UnixListener
@@ -115,6 +116,12 @@ class Link(Channel):
     def on_deliver(self, locked_until_ms: int, entries: list[Any]) -> None:
         self.deliveries.append(entries)
         self._note("delivered", len(entries) // ENTRY)
+
+    def on_deliver_run(self, message: DeliverRun) -> None:
+        self.on_deliver(
+            message.locked_until_ms,
+            entries_of(message.run, message.token, message.number, message.delivery_count),
+        )
 
     def on_worker_lost(self) -> None:
         self._note("lost")
@@ -217,8 +224,8 @@ def test_answers_come_in_the_order_of_the_commands(run):
         await whole.until(lambda: len(whole.notes) >= 4)
         [entries] = whole.link.deliveries
         whole.send("c")
-        whole.connection.settle(0, MAIN, Outcome.ACCEPTED, whole.number, entries[0])
-        whole.connection.settle(0, MAIN, Outcome.ACCEPTED, whole.number, entries[ENTRY])
+        whole.connection.settle(0, MAIN, Outcome.ACCEPTED, whole.number, (entries[0],))
+        whole.connection.settle(0, MAIN, Outcome.ACCEPTED, whole.number, (entries[ENTRY],))
         whole.send("d")
         await whole.until(lambda: ("delivered", 2) in whole.notes[4:])
         assert whole.notes == [

@@ -4,6 +4,7 @@ from typing import Any
 
 from broker.errors import BrokerError
 from broker.gateway.host import Host
+from broker.wire import DeliverRun
 
 
 class LinkChannel:
@@ -47,6 +48,9 @@ class LinkChannel:
         raise AssertionError("no receiver on this channel")
 
     def on_deliver(self, locked_until_ms: int, entries: list[Any]) -> None:
+        raise AssertionError("no receiver on this channel")
+
+    def on_deliver_run(self, message: DeliverRun) -> None:
         raise AssertionError("no receiver on this channel")
 
     def on_closed(self, error: BrokerError | None) -> None:

@@ -1,11 +1,10 @@
 """Links on which clients receive: credit, deliveries, and their settlement (gathered by `router.Run`)."""
 
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from broker import wire
+from broker import runs, wire
 from broker.errors import BrokerError, EntityMoving, LockLost, OutcomeUnknown, SessionLockLost
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Host
@@ -13,10 +12,11 @@ from broker.gateway.links.channel import LinkChannel
 from broker.gateway.links.delivery import render_delivery
 from broker.gateway.links.entity_link import EntityLink
 from broker.gateway.links.outcomes import STATE_OF, transactional_outcome
+from broker.gateway.links.pending import NativeSettlements, PlainSettlements, Settlements
 from broker.gateway.links.properties import dead_letter_properties, encode_properties
 from broker.gateway.namespace import Entity
 from broker.namespace.entities import Right
-from broker.wire import ENTRY, Outcome
+from broker.wire import ENTRY, DeliverRun, Outcome
 from protocol import conditions, error_texts
 from protocol.addresses import Address
 from protocol.engine.deliveries import (
@@ -29,13 +29,14 @@ from protocol.engine.deliveries import (
     forget,
     modification,
     rejection,
-    settle,
     settle_in,
     transactional_state,
 )
 from protocol.engine.links import Link
+from protocol.engine.native import address_of, native
 from protocol.lock_tokens import COMMON_BYTES, uuid_bytes
 from protocol.symbols import DELAY
+from storage.records import message_enqueued_ms
 
 MOVING_S = 0.1  # between two tries to receive from an entity that is being moved
 
@@ -53,7 +54,9 @@ class ReceiverChannel(LinkChannel):
         self.limit = 0
         self.is_draining = False
         self.is_down = False  # a command of this turn could not be posted
-        self.settling: deque[tuple[Delivery, Outcome]] = deque()  # these wait for the partition's answer
+        self._outgoing: Any = receiver.link.outgoing
+        # These wait for the partition's answer.
+        self.settling: Settlements = PlainSettlements() if self._outgoing is None else NativeSettlements(self._outgoing)
         self._closing = False
         self._last = b""  # token of the last delivery given to the engine
 
@@ -91,8 +94,19 @@ class ReceiverChannel(LinkChannel):
     def _settle(self, number: int, token: bytes, outcome: Outcome, properties: dict[str, Any] | None) -> bool:
         queue = self._receiver.queue
         if not properties:
-            return self.worker.settle(self.partition, queue, outcome, number, token)
+            return self.worker.settle(self.partition, queue, outcome, number, (token,))
         return self.worker.post(wire.settle(self.partition, queue, outcome, (number, 1), (token,), properties))
+
+    def post_accepted(self) -> None:
+        """Post the accepted deliveries that the extension has gathered."""
+        outgoing, receiver = self._outgoing, self._receiver
+        if outgoing is None or not outgoing.count:
+            return
+        count, is_quiet, tokens = outgoing.take_accepted()
+        number = 0 if is_quiet else self.number
+        if not self.worker.settle(self.partition, receiver.queue, Outcome.ACCEPTED, number, tokens, count):
+            self.is_down = self.is_down or not is_quiet
+        receiver.on_accepted(count, is_quiet)
 
     def give_back(self, entries: list[Any], outcome: Outcome = Outcome.RELEASED) -> None:
         """Give deliveries that were never written to the socket back; they do not count as failed.
@@ -116,6 +130,7 @@ class ReceiverChannel(LinkChannel):
 
         Without it, these are only deliveries that are still on their way from the partition: their tokens are higher.
         """
+        self.post_accepted()
         self.settling.clear()
         self._closing = True
         command = wire.close_receiver(self.partition, self.number, broken, unsent_from or self._last + b"\0")
@@ -139,6 +154,10 @@ class ReceiverChannel(LinkChannel):
     def on_deliver(self, locked_until_ms: int, entries: list[Any]) -> None:
         self.delivered += len(entries) // ENTRY
         self._receiver.on_deliver(self, locked_until_ms, entries)
+
+    def on_deliver_run(self, message: DeliverRun) -> None:
+        self.delivered += message.messages
+        self._receiver.on_deliver_run(self, message)
 
     def sent(self, token: bytes) -> None:
         """The deliveries up to this one were given to the engine."""
@@ -194,8 +213,9 @@ class ClientReceiver(EntityLink):
         self.receives_and_deletes = link.settled_by_sender
         self._may_get_more = False  # something has changed, so perhaps the partition can be granted more
         self._is_held_back = False  # by the number of deliveries that the client has not settled
-        self._unsettled = 0
         self._closing = False
+        if native is not None and len(partitions) == 1 and not self.receives_and_deletes:
+            link.outgoing = native.Outgoing(address_of(link.pointer), self, False)
         self._channels = [ReceiverChannel(self, partition) for partition in partitions]
         self._only = self._channels[0] if len(self._channels) == 1 else None
         connection.unsent.expect_deliveries()
@@ -243,9 +263,10 @@ class ClientReceiver(EntityLink):
     def _room(self) -> int:
         """The number of deliveries that may come now, as far as the client reads."""
         room = min(self.link.credit, self._window)
-        self._is_held_back = room > self._max_unsettled - self._unsettled
+        free = self._max_unsettled - self.link.unsettled
+        self._is_held_back = room > free
         if self._is_held_back:
-            room = self._max_unsettled - self._unsettled
+            room = free
         return max(room, 0)
 
     def _wait_until_unblocked(self) -> None:
@@ -269,7 +290,7 @@ class ClientReceiver(EntityLink):
 
     @property
     def _is_full(self) -> bool:
-        return self._unsettled >= self._max_unsettled
+        return self.link.unsettled >= self._max_unsettled
 
     @property
     def _is_blocked(self) -> bool:
@@ -313,20 +334,54 @@ class ClientReceiver(EntityLink):
             channel.give_back(entries[at : at + ENTRY], Outcome.ABANDONED)
             channel.give_back(entries[at + ENTRY : usable * ENTRY])
             raise
-        if not settled:
-            self._unsettled += usable
-        self.metrics.outgoing_messages += usable
+        self._sent(channel, usable, size_bytes, message_enqueued_ms(entries[3]), credit - usable)
+
+    def on_deliver_run(self, channel: ReceiverChannel, message: DeliverRun) -> None:
+        """As `on_deliver`, of a run."""
+        _, _, locked_until_ms, token, number, delivery_count, count, run = message
+        link = self.link
+        credit = 0 if link.closed else link.credit
+        if count > credit or not link.send_run(run, count, token, number, delivery_count, locked_until_ms):
+            self.on_deliver(channel, locked_until_ms, runs.entries_of(run, token, number, delivery_count))
+            return
+        channel.sent(runs.token_ahead(token, count - 1))
+        size_bytes = len(run) - count * runs.SIZE_BYTES
+        self._sent(channel, count, size_bytes, message_enqueued_ms(run[runs.SIZE_BYTES :]), credit - count)
+
+    def _sent(self, channel: ReceiverChannel, count: int, size_bytes: int, enqueued_ms: int, credit: int) -> None:
+        """Deliveries were given to the engine; `credit` is left."""
+        self.metrics.outgoing_messages += count
         self.metrics.outgoing_bytes += size_bytes
-        enqueued_ms = int.from_bytes(entries[3][8:16], "big")
-        self._latency.observe_many(max(0.0, time.time() - enqueued_ms / 1000), usable)
+        self._latency.observe_many(max(0.0, time.time() - enqueued_ms / 1000), count)
         granted = channel.limit - channel.delivered
-        if (granted < self._window // 2 and granted < credit - usable) or self._is_blocked:
+        if (granted < self._window // 2 and granted < credit) or self._is_blocked:
             self.ask()  # the client has more credit than the partition was granted
 
     # -- settlement
 
+    # What the extension calls.
+
+    def on_accepting(self) -> None:
+        self.connection.active.add(self)
+
+    def post_accepted(self) -> None:
+        for channel in self._channels:
+            channel.post_accepted()
+
+    def on_accepted(self, count: int, is_quiet: bool) -> None:
+        """So many accepted deliveries were posted."""
+        if self._is_held_back:
+            self._may_get_more = True
+        if is_quiet:
+            self._count_settled(Outcome.ACCEPTED, count)
+
+    def _count_settled(self, outcome: Outcome, count: int) -> None:
+        self.metrics.incoming_requests += count
+        self.metrics.successful_requests += count
+        self.metrics.settled[outcome] += count
+
     def on_outcome(self, delivery: Delivery, token: bytes, state: int, settled: bool) -> None:
-        self._unsettled -= 1
+        self.post_accepted()
         if self._is_held_back:
             self._may_get_more = True
         properties = None
@@ -355,7 +410,7 @@ class ClientReceiver(EntityLink):
             forget(delivery)
             self._settle_quietly(channel, token, outcome, properties)
             return
-        channel.settling.append((delivery, outcome))
+        channel.settling.append(delivery, outcome)
         run = channel.worker.run
         if run is not None and run.channel == channel.number and run.outcome is outcome and not properties:
             run.channels[-1] += 1  # the usual case: the same channel as the last settlement
@@ -370,9 +425,7 @@ class ClientReceiver(EntityLink):
     ) -> None:
         """The client has already settled the delivery, so it gets no answer."""
         channel.settle_quietly(token, outcome, properties)
-        self.metrics.incoming_requests += 1
-        self.metrics.successful_requests += 1
-        self.metrics.settled[outcome] += 1
+        self._count_settled(outcome, 1)
         if self._may_get_more:
             self.connection.active.add(self)
 
@@ -410,15 +463,14 @@ class ClientReceiver(EntityLink):
         if settled:
             forget(delivery)
 
-    def on_settled(self, settling: deque[tuple[Delivery, Outcome]], count: int, error: BrokerError | None) -> None:
+    def on_settled(self, settling: Settlements, count: int, error: BrokerError | None) -> None:
         """The first `count` of `settling` are answered."""
         metrics = self.metrics
         metrics.incoming_requests += count
         if error is None:
-            for _ in range(count):
-                delivery, outcome = settling.popleft()
-                settle(delivery, STATE_OF[outcome])
-                metrics.settled[outcome] += 1
+            for outcome, settled in zip(Outcome, settling.settle(count), strict=True):
+                if settled:
+                    metrics.settled[outcome] += settled
             metrics.successful_requests += count
             return
         condition, text = condition_of(error), str(error)
@@ -426,14 +478,14 @@ class ClientReceiver(EntityLink):
             self.connection.gateway.metrics.lost_settlements += count
         metrics.failed(type(error).__name__, count)
         for _ in range(count):
-            delivery, _ = settling.popleft()
-            self.connection.reject(delivery, condition, text, self.tracker)
+            self.connection.reject(settling.popleft(), condition, text, self.tracker)
 
     # -- the end
 
     def post(self) -> None:
         """Do the work that has gathered in one read of the socket."""
         for channel in self._channels:
+            channel.post_accepted()
             if channel.is_down:
                 channel.is_down = False
                 self.answer_unposted(channel)

@@ -12,6 +12,7 @@ from broker.gateway.host import Host
 from broker.gateway.links.channel import LinkChannel
 from broker.gateway.links.entity_link import EntityLink
 from broker.gateway.links.intake import Intake
+from broker.gateway.links.pending import Arrivals, NativeArrivals, PlainArrivals
 from broker.gateway.namespace import Entity
 from broker.gateway.router import EARLY_BYTES
 from broker.gateway.transactions import addressed
@@ -19,8 +20,9 @@ from broker.namespace.entities import Right
 from broker.wire import Extra, Send
 from protocol import error_texts
 from protocol.addresses import Address
-from protocol.engine.deliveries import ACCEPTED, TRANSACTIONAL, Delivery, forget, settle, settle_in, transactional_state
+from protocol.engine.deliveries import ACCEPTED, TRANSACTIONAL, Delivery, forget, settle_in, transactional_state
 from protocol.engine.links import Link
+from protocol.engine.native import address_of, delivery_at, native
 from protocol.errors import ProtocolError
 from protocol.message.batches import unpack_batch
 from protocol.message.intake import take_apart
@@ -30,31 +32,73 @@ _UNKNOWN = OutcomeUnknown(error_texts.OUTCOME_UNKNOWN)
 
 
 class SenderChannel(LinkChannel):
-    """A sender on one partition: messages that have gathered, and deliveries that wait for an answer."""
+    """A sender on one partition: messages that have gathered, and deliveries that wait for an answer.
+
+    If the extension is there, usual messages gather in it, as a run. Python's messages that have gathered came before
+    those of the run.
+    """
 
     def __init__(self, sender: "ClientSender", partition: int) -> None:
         super().__init__(sender.connection, partition)
         self._sender = sender
         self.messages: list[Any] = []  # those that have gathered, each a delivery of its own
         self.gathered_bytes = 0  # of their deliveries
-        self.pending: deque[Delivery | None] = deque()  # in order of arrival; None for one that was sent settled
+        link = sender.link
+        self._incoming: Any = None
+        if native is not None and sender.takes_usual:
+            self._incoming = native.Incoming(address_of(link.pointer), self, link.max_message_bytes, True)
+            link.engine.take_usual(link, self._incoming)
+        self.pending: Arrivals = PlainArrivals() if self._incoming is None else NativeArrivals(self._incoming)
         self._sends: deque[tuple[float, int, int, int]] = deque()  # per command: time, deliveries, messages, bytes
         self.is_down = False  # a command of this turn could not be posted
         self.is_left = False  # the entity was moved; only answers come
 
-    def leave(self) -> None:
-        self.is_left = True
+    # -- what the extension calls
+
+    def on_gathering(self) -> None:
+        self._sender.link.known_credit = None
+        self.connection.active.add(self._sender)
+
+    def post_early(self) -> None:
+        self.post_gathered()
+
+    def on_unusual(self, delivery: int, payload: bytes, settled: bool) -> None:
+        self._sender.link.engine.on_unusual(self._sender.link, delivery, payload, settled)
+
+    # -- commands
+
+    @property
+    def has_gathered(self) -> bool:
+        return bool(self.messages or (self._incoming is not None and self._incoming.count))
+
+    def post_gathered(self) -> None:
         if self.messages:
             self.post_messages()
+        if self._incoming is not None and self._incoming.count:
+            self._post_run()
+
+    def take(self, delivery: Delivery | None, message: Any, size_bytes: int) -> None:
+        """Gather a message that Python has taken apart."""
+        if self._incoming is not None and self._incoming.count:
+            self.post_gathered()
+        self.pending.append(delivery)
+        self.messages.append(message)
+        self.gathered_bytes += size_bytes
+        if self.gathered_bytes > EARLY_BYTES:
+            self.post_messages()
+
+    def leave(self) -> None:
+        self.is_left = True
+        self.post_gathered()
         if self.is_down:
             self.answer_unposted()
         elif not self.pending:
             self.forget()
 
-    def send_batch(self, messages: list[Any], size_bytes: int) -> None:
+    def send_batch(self, delivery: Delivery | None, messages: list[Any], size_bytes: int) -> None:
         """All messages are one delivery."""
-        if self.messages:
-            self.post_messages()
+        self.post_gathered()
+        self.pending.append(delivery)
         self._post(wire.send_batch, messages, 1, size_bytes)
 
     def post_messages(self) -> None:
@@ -67,6 +111,19 @@ class SenderChannel(LinkChannel):
         self.is_down = False
         self._answer_all(_BUSY)
 
+    def _post_run(self) -> None:
+        incoming = self._incoming
+        count, size_bytes = incoming.count, incoming.message_bytes
+        run = incoming.take_run()
+        if self.worker.is_stalled:
+            for _ in range(count):
+                self._sender.refuse_address(incoming.pop(), _BUSY)
+            return
+        self._sender.unanswered += count
+        self._sends.append((time.perf_counter(), count, count, size_bytes))
+        if not self.worker.post_run(self.partition, self.number, self._sender.queue, count, run):
+            self.is_down = True
+
     def _post(self, command: Callable[..., Send], messages: list[Any], deliveries: int, size_bytes: int) -> None:
         self._sends.append((time.perf_counter(), deliveries, len(messages), size_bytes))
         if not self.worker.post(command(self.partition, self.number, self._sender.queue, messages)):
@@ -78,10 +135,7 @@ class SenderChannel(LinkChannel):
         metrics.incoming_requests += count
         if error is None:
             metrics.successful_requests += count
-            for _ in range(count):
-                delivery = pending.popleft()
-                if delivery is not None:
-                    settle(delivery, ACCEPTED)
+            pending.accept(count)
         else:
             metrics.failed(type(error).__name__, count)
             condition, text = condition_of(error), str(error)
@@ -123,6 +177,8 @@ class SenderChannel(LinkChannel):
         if self.messages:
             messages, self.messages = self.messages, []
             self.worker.post(wire.send(self.partition, 0, self._sender.queue, messages))
+        if self._incoming is not None and (count := self._incoming.count):
+            self.worker.post_run(self.partition, 0, self._sender.queue, count, self._incoming.take_run())
         self.forget()
         self.pending.clear()
 
@@ -150,6 +206,11 @@ class ClientSender(EntityLink, Intake):
         self.unanswered = 0  # deliveries on all channels that wait for an answer
         self._only = SenderChannel(self, entity.partition) if len(entity.partitions) == 1 else None
         self._left: list[SenderChannel] = []  # those of partitions that the entity has left, and that owe answers
+
+    @property
+    def takes_usual(self) -> bool:
+        """True if a usual message needs nothing but to be stored."""
+        return self.destination is None and not self._requires_session and not self._wants_id
 
     @property
     def waiting(self) -> int:
@@ -186,16 +247,11 @@ class ClientSender(EntityLink, Intake):
         self.unanswered += 1
         if settled:
             forget(delivery)
-            channel.pending.append(None)
-        else:
-            channel.pending.append(delivery)
+        waiting = None if settled else delivery
         if batch:
-            channel.send_batch(messages, len(payload))
+            channel.send_batch(waiting, messages, len(payload))
         else:
-            channel.messages += messages
-            channel.gathered_bytes += len(payload)
-            if channel.gathered_bytes > EARLY_BYTES:
-                channel.post_messages()
+            channel.take(waiting, messages[0], len(payload))
 
     def _send_in(
         self, transaction_id: bytes, delivery: Delivery, messages: list[Any], size_bytes: int, settled: bool
@@ -238,12 +294,20 @@ class ClientSender(EntityLink, Intake):
         self.metrics.failed(type(error).__name__)
         super().refuse(delivery, settled, error)
 
+    def refuse_address(self, delivery: int, error: BrokerError) -> None:
+        """As `refuse`, of a delivery of the extension; 0 is one that was sent settled."""
+        if delivery:
+            self.refuse(delivery_at(delivery), False, error)
+        else:
+            self.metrics.incoming_requests += 1
+            self.metrics.failed(type(error).__name__)
+
     def post_gathered(self) -> bool:
         channel = self._only
         assert channel is not None
-        is_posted = bool(channel.messages)
+        is_posted = channel.has_gathered
         if is_posted:
-            channel.post_messages()
+            channel.post_gathered()
         if channel.is_down:
             channel.answer_unposted()
             return False

@@ -87,7 +87,7 @@ class SessionReceiver(ClientReceiver):
     @property
     def _waits_for_messages(self) -> bool:
         """True if the client waits and holds no messages, so that nothing is lost with the lock."""
-        return not self.link.closed and not self._unsettled and self.link.credit > 0
+        return not self.link.closed and not self.link.unsettled and self.link.credit > 0
 
     def _tell_lost(self) -> None:
         if not self._closing:

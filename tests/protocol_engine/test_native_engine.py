@@ -1,0 +1,314 @@
+"""An engine with the extension does what one without it does, however the bytes come and whatever is among them."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_usual_input import HANDLES, LIMIT_BYTES, Peer
+
+from broker.gateway.links.delivery import render_delivery
+from broker.runs import entries_of, messages_of, run_of, tokens_of
+from broker.wire import ENTRY
+from protocol.codec import Described, Symbol, UByte, UInt, ULong, encode
+from protocol.engine.deliveries import ACCEPTED, MODIFIED, RELEASED, settle
+from protocol.engine.links import Link
+from protocol.engine.native import address_of, delivery_at, native
+from protocol.lock_tokens import uuid_bytes
+from protocol.message.intake import take_apart
+from protocol.symbols import AMQP_HEADER
+from storage.records import NEVER, encode_message
+from tests.end_to_end.raw_peer import BATCH_FORMAT, DETACH, DISPOSITION, TRANSFER, performative
+from tests.fuzz.engine_cases import Server
+from tests.fuzz.test_engine_memory import attach
+from tests.protocol_engine.pair import flow
+
+pytestmark = pytest.mark.skipif(native is None, reason="the extension is not built, or is switched off")
+
+TRANSACTIONAL = 0x34
+USUAL = encode(Described(ULong(0x73), ["id"])) + encode(Described(ULong(0x75), b"usual"))
+UNUSUAL = encode(Described(ULong(0x70), [None, None, UInt(1000)])) + USUAL
+MALFORMED = b"\x00\x53\x75\xa0\x05body"
+LARGE = encode(Described(ULong(0x73), ["id"])) + encode(Described(ULong(0x75), bytes(LIMIT_BYTES + 1)))
+
+
+# -- deliveries that come in
+
+
+class Gathered:
+    """The owner of an Incoming, which notes what a peer without it notes."""
+
+    def __init__(self, peer: "NativePeer", link: Link) -> None:
+        self._peer, self._link = peer, link
+        self.incoming = native.Incoming(address_of(link.pointer), self, link.max_message_bytes, False)
+        link.engine.take_usual(link, self.incoming)
+        self.calls = 0
+
+    def on_gathering(self) -> None:
+        self._link.known_credit = None
+        self.calls += 1
+
+    def post_early(self) -> None:
+        self.take()
+
+    def on_unusual(self, delivery: int, payload: bytes, settled: bool) -> None:
+        self.take()
+        self._peer.engine.on_unusual(self._link, delivery, payload, settled)
+
+    def take(self) -> None:
+        if count := self.incoming.count:
+            found = messages_of(self.incoming.take_run())
+            assert len(found) == count
+            addresses = [self.incoming.pop() for _ in range(count)][::-1]
+            for message, address in zip(found, addresses, strict=True):
+                self._peer.events.append(("taken", self._link.name, tuple(message), not address))
+
+
+class NativePeer(Peer):
+    def on_attach(self, link: Link) -> None:
+        super().on_attach(link)
+        self.links = [*getattr(self, "links", []), Gathered(self, link)]
+
+    def take(self) -> None:
+        for link in self.links:
+            link.take()
+
+    def on_message(self, *told: Any) -> None:
+        self.take()
+        super().on_message(*told)
+
+    def on_oversized(self, *told: Any) -> None:
+        self.take()
+        super().on_oversized(*told)
+
+    def on_aborted(self, link: Link) -> None:
+        self.take()
+        super().on_aborted(link)
+
+    def push(self, data: bytes) -> None:
+        self.engine.push(data)
+        self.take()
+
+
+def as_taken(event: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The event of a usual message as that of a peer with the extension."""
+    if event[0] == "message" and not event[3] and not event[5]:
+        _, name, payload, _, settled, _ = event
+        if native.take_apart(payload, None) is not None:
+            return "taken", name, take_apart(payload), settled
+    return event
+
+
+KINDS = ["plain"] * 8 + ["settled", "settled later", "transactional", "parts", "aborted", "batch", "flow", "bare id"]
+PAYLOADS = {"usual": USUAL, "unusual": UNUSUAL, "malformed": MALFORMED, "empty": b"", "large": LARGE}
+STEPS = st.lists(st.tuples(st.sampled_from(KINDS), st.sampled_from(HANDLES), st.sampled_from([*PAYLOADS])), max_size=40)
+
+
+def frames_of(steps: list[tuple[str, int, str]]) -> list[bytes]:
+    frames: list[bytes] = []
+    counts = dict.fromkeys(HANDLES, 0)
+    number = 0
+    for kind, handle, name in steps:
+        if kind == "settled later" and name == "large":
+            continue  # it depends on buffers whether this is seen in time
+        payload = PAYLOADS[name]
+        if kind == "flow":
+            frames.append(flow(handle, counts[handle], 0, False, False))
+            continue
+        state = Described(ULong(TRANSACTIONAL), [b"t"]) if kind == "transactional" else None
+        tag = b"same tag" if number % 3 else number.to_bytes(4, "big")
+        message_format = {"batch": UInt(BATCH_FORMAT), "bare id": None}.get(kind, UInt(0))
+        fields = [UInt(handle), UInt(number), tag, message_format, kind == "settled"]
+        if kind in ("parts", "aborted"):
+            frames.append(performative(0, TRANSFER, [*fields, True], payload[: len(payload) // 2]))
+            rest = [UInt(handle), None, None, None, None, False, None, None, None, kind == "aborted"]
+            frames.append(performative(0, TRANSFER, rest, payload[len(payload) // 2 :]))
+        else:
+            frames.append(performative(0, TRANSFER, [*fields, False, None, state], payload))
+        if kind == "settled later":
+            frames.append(performative(0, DISPOSITION, [False, UInt(number), UInt(number), True]))
+        number += 1
+        counts[handle] += 1
+    return frames
+
+
+@settings(max_examples=300)
+@given(STEPS, st.lists(st.one_of(st.integers(1, 99), st.integers(1, 70_000)), max_size=60))
+def test_messages_that_come_are_told_alike(steps, cuts):
+    data = b"".join(frames_of(steps))
+    peer, reference = NativePeer(), Peer()
+    for cut in [*cuts, len(data)]:
+        peer.push(data[:cut])
+        reference.engine.push(data[:cut])
+        data = data[cut:]
+        credits = [link.credit for link in peer.engine.links.values()]
+        assert credits == [link.credit for link in reference.engine.links.values()]
+        assert peer.engine.pull() == reference.engine.pull()
+    by_link: dict[bool, dict[str, list[Any]]] = {True: {}, False: {}}
+    for each in (peer, reference):
+        for event in each.events:
+            by_link[each is peer].setdefault(event[1], []).append(as_taken(event))
+    assert by_link[True] == by_link[False]
+
+
+def test_messages_that_come_are_accepted_in_order():
+    peer, reference = NativePeer(), Peer()
+    told: list[Any] = []
+    reference.on_message = lambda link, delivery, *rest: told.append(delivery)  # type: ignore[method-assign]
+    data = b"".join(frames_of([("plain", 1, "usual")] * 5))
+    for each in (peer.engine, reference.engine):
+        each.push(data)
+    incoming = peer.links[0].incoming
+    assert (incoming.count, len(incoming), incoming.message_bytes) == (5, 5, 5 * len(USUAL))
+    incoming.accept(3)
+    for delivery in told[:3]:
+        settle(delivery, ACCEPTED)
+    assert peer.engine.pull() == reference.engine.pull()
+    settle(delivery_at(incoming.popleft()), RELEASED)
+    settle(told[3], RELEASED)
+    assert peer.engine.pull() == reference.engine.pull()
+    with pytest.raises(IndexError):
+        incoming.accept(2)
+    incoming.clear()
+    with pytest.raises(IndexError):
+        incoming.popleft()
+
+
+# -- deliveries that go out
+
+OPEN, BEGIN, FLOW = 0x10, 0x11, 0x13
+
+
+class Sending(Server):
+    """A server's end with links on which the peer receives; with or without an Outgoing for each."""
+
+    def __init__(self, is_native: bool, max_frame: int, window: int) -> None:
+        super().__init__()
+        self.is_native = is_native
+        self.senders: list[Link] = []
+        self.accepting: list[Accepting] = []
+        self.told: list[Any] = []
+        begin = [None, UInt(0), UInt(window), UInt(1000)]
+        self.engine.push(AMQP_HEADER + performative(0, OPEN, ["peer", "host", UInt(max_frame)]))
+        self.engine.push(performative(0, BEGIN, begin))
+        for handle in HANDLES:
+            self.engine.push(attach(handle, sender=False))
+        self.engine.pull()
+
+    def on_attach(self, link: Link) -> None:
+        link.accept()
+        self.senders.append(link)
+        if self.is_native:
+            self.accepting.append(Accepting(self, link))
+
+    def on_flow(self, link: Link) -> None:
+        self.told.append(("flow", link.name, link.credit, link.drain))
+
+    def on_outcome(self, link: Link, delivery: Any, token: bytes, state: int, settled: bool) -> None:
+        self.take()
+        self.told.append((link.name, token, state, settled))
+
+    def on_detach(self, link: Link, closed: bool, condition: str, description: str) -> None:
+        self.told.append((link.name, self.engine.last_tags(link, 3), link.queued))
+
+    def take(self) -> None:
+        for each in self.accepting:
+            each.post_accepted()
+
+    def deliver(self, index: int, records: list[bytes], token: bytes, number: int) -> None:
+        link = self.senders[index]
+        if link.closed:
+            return
+        records = records[: max(0, link.credit)]
+        if not records or (self.is_native and link.send_run(run_of(records), len(records), token, number, 2, 1000)):
+            return
+        entries = entries_of(run_of(records), token, number, 2)
+        for at in range(0, len(entries), ENTRY):
+            tag, sequence_number, count, record, overlay = entries[at : at + ENTRY]
+            prefix, offset = render_delivery(record, sequence_number, count, 1000, overlay, uuid_bytes(tag))
+            link.send(tag, prefix, record, offset, False)
+
+    def push(self, data: bytes) -> None:
+        self.engine.push(data)
+        self.take()
+
+
+class Accepting:
+    def __init__(self, server: Sending, link: Link) -> None:
+        self._server, self._link = server, link
+        link.outgoing = self.outgoing = native.Outgoing(address_of(link.pointer), self, False)
+
+    def on_accepting(self) -> None: ...
+
+    def post_accepted(self) -> None:
+        if count := self.outgoing.count:
+            found, is_quiet, ranges = self.outgoing.take_accepted()
+            tokens = tokens_of(ranges)
+            assert len(tokens) == count == found
+            self._server.told += [(self._link.name, token, ACCEPTED, is_quiet) for token in tokens]
+
+
+RECORDS = [
+    encode_message(1000, NEVER, *take_apart(message)[:2])
+    for message in (
+        USUAL,
+        encode(Described(ULong(0x70), [True, UByte(4)])) + encode(Described(ULong(0x75), bytes(300))),
+        encode(Described(ULong(0x72), {Symbol("k"): "v"})) + encode(Described(ULong(0x75), bytes(5_000))),
+    )
+]
+RECORDS.append(encode_message(1000, 9_000_000_000_000, *take_apart(USUAL)[:2]))  # is not usual, because it expires
+OUTCOMES = st.sampled_from((ACCEPTED, ACCEPTED, ACCEPTED, RELEASED, MODIFIED))
+NUMBERS = st.integers(0, 30)
+LINKS = st.sampled_from((0, 1))
+SENDING_STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("deliver"), LINKS, st.lists(st.sampled_from([*range(len(RECORDS))]), max_size=6)),
+        st.tuples(st.just("credit"), LINKS, NUMBERS, st.integers(0, 20), st.booleans()),
+        st.tuples(st.just("outcome"), NUMBERS, NUMBERS, OUTCOMES, st.booleans()),
+        st.tuples(st.just("pull")),
+        st.tuples(st.just("detach"), LINKS, st.booleans()),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=400)
+@given(SENDING_STEPS, st.sampled_from((512, 4_096, 1 << 20)), st.sampled_from((3, 1000)))
+def test_messages_are_sent_alike(steps, max_frame, window):
+    servers = [Sending(is_native, max_frame, window) for is_native in (True, False)]
+    number = 0
+    detached: set[int] = set()
+    for kind, *given_ in [*steps, ("pull",)]:
+        data = b""
+        if kind == "deliver":
+            index, records = given_
+            for server in servers:
+                server.deliver(index, [RECORDS[each] for each in records], bytes(8) + number.to_bytes(8, "big"), number)
+            number += len(records)
+        elif kind == "credit":
+            index, count, credit, _ = given_
+            delivered = 0
+            if index in detached:
+                continue
+            window_fields = [UInt(count), UInt(window), UInt(0), UInt(1000)]
+            data = performative(0, FLOW, [*window_fields, UInt(HANDLES[index]), UInt(delivered), UInt(credit)])
+        elif kind == "outcome":
+            first, more, state, settled = given_
+            fields = [True, UInt(first), UInt(first + more), settled, Described(ULong(state), [])]
+            data = performative(0, DISPOSITION, fields)
+        elif kind == "detach":
+            index, closed = given_
+            if index in detached:
+                continue
+            detached.add(index)
+            data = performative(0, DETACH, [UInt(HANDLES[index]), closed])
+        else:
+            outputs = [server.engine.pull() for server in servers]
+            assert outputs[0] == outputs[1]
+        if data:
+            for server in servers:
+                server.push(data)
+        for server in servers:
+            server.take()
+        assert [each.unsettled for each in servers[0].senders] == [each.unsettled for each in servers[1].senders]
+    assert servers[0].told == servers[1].told
