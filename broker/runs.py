@@ -5,12 +5,13 @@ A run is message records one behind the other, each with its size before it (4 b
 """
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
 from broker import wire
-from broker.wire import ENTRY, Command, ForWorker, SendRun, Settle
+from broker.wire import ENTRY, ITEMS_AT_ONCE, Command, ForWorker, SendRun, Settle
+from protocol.extension import extension
 from protocol.lock_tokens import TOKEN_BYTES
 from storage.records import LAYOUT_BYTES, MESSAGE_HEADER_BYTES
 
@@ -31,7 +32,9 @@ def records_of(run: bytes) -> list[bytes]:
     return records
 
 
-def run_of(records: Iterable[bytes]) -> bytes:
+def run_of(records: list[bytes]) -> bytes:
+    if extension is not None:
+        return bytes(extension.run_of(records))
     pack = _size.pack
     return b"".join(chain.from_iterable((pack(len(record)), record) for record in records))
 
@@ -75,11 +78,13 @@ def run_of_entries(entries: Sequence[Any]) -> tuple[bytes, int, int, int, bytes]
     prefix, counter = _token.unpack(token)
     if entries[(count - 1) * ENTRY] != _token.pack(prefix, counter + count - 1):
         return None
-    return token, number, delivery_count, count, run_of(entries[3::ENTRY])
+    return token, number, delivery_count, count, run_of([*entries[3::ENTRY]])
 
 
-def tokens_of(ranges: Iterable[bytes]) -> list[bytes]:
+def tokens_of(ranges: Sequence[bytes]) -> list[bytes]:
     """Each token, of tokens some of which may have four bytes more: a number of consecutive tokens from that one on."""
+    if extension is not None:
+        return list(extension.tokens_of(ranges))
     tokens: list[bytes] = []
     for each in ranges:
         if len(each) == TOKEN_BYTES:
@@ -89,6 +94,27 @@ def tokens_of(ranges: Iterable[bytes]) -> list[bytes]:
             [count] = _count(each, TOKEN_BYTES)
             tokens += [_token.pack(prefix, number) for number in range(counter, counter + count)]
     return tokens
+
+
+def cut(command: Command | ForWorker) -> tuple[Command | ForWorker, Command | None]:
+    """As `wire.cut`, of commands that may have runs."""
+    if isinstance(command, SendRun):
+        if command.messages <= ITEMS_AT_ONCE:
+            return command, None
+        at = offset_of(command.run, ITEMS_AT_ONCE)
+        first = command._replace(messages=ITEMS_AT_ONCE, run=command.run[:at])
+        return first, command._replace(messages=command.messages - ITEMS_AT_ONCE, run=command.run[at:])
+    if isinstance(command, Settle) and len(command.tokens) <= ITEMS_AT_ONCE < sum(command.channels[1::2]):
+        command = without_runs(command)
+    return wire.cut(command)
+
+
+def offset_of(run: bytes, count: int) -> int:
+    """The offset behind the first `count` records."""
+    at, unpack = 0, _size.unpack_from
+    for _ in range(count):
+        at += SIZE_BYTES + unpack(run, at)[0]
+    return at
 
 
 def without_runs(command: Command | ForWorker) -> Command | ForWorker:

@@ -22,7 +22,7 @@ OUTSIDE = {
 # Folder or module: what of ours it may import. The longest name that fits a module counts.
 MAY_IMPORT = {
     "protocol": {"protocol"},
-    "storage": {"storage"},
+    "storage": {"storage", "protocol.extension"},
     "broker": {"broker", "storage"},
     "broker.atom": {"broker.atom", "broker.errors", "broker.namespace", "protocol.symbols"},
     "broker.administration": {
@@ -56,12 +56,14 @@ MAY_IMPORT = {
         "broker.errors",
         "broker.namespace.entities",
         "broker.namespace.fragments",
+        "broker.runs",
         "broker.wire",
         "broker.rules",
         "protocol.bounds",
         "protocol.codec",
         "protocol.error_texts",
         "protocol.errors",
+        "protocol.extension",
         "protocol.symbols",
         "protocol.message.rendering",
         "protocol.message.fields",
@@ -100,7 +102,7 @@ MAY_IMPORT = {
     # What all processes share must not drag in a part of one of them.
     "broker.errors": set(),
     "broker.wire": set(),
-    "broker.runs": {"broker.wire", "protocol.lock_tokens", "storage.records"},
+    "broker.runs": {"broker.wire", "protocol.extension", "protocol.lock_tokens", "storage.records"},
     "broker.namespace.entities": {"protocol.bounds"},
     "broker.namespace.fragments": {
         "broker.errors",
@@ -278,7 +280,8 @@ PURE = (
 )
 NOT_PURE = {
     "protocol.engine.proton": {"threading"},  # each thread has a buffer of its own
-    "protocol.engine.native": {"os"},  # a variable switches the extension off
+    "protocol.engine.native": {"os"},  # random bytes
+    "protocol.extension": {"os"},  # a variable switches it off
     "protocol.native.build": {"contextlib", "pathlib", "sysconfig"},  # a part of the build
     "protocol.client.connection": {"asyncio", "ssl", "socket"},
     "protocol.client.link_end": {"asyncio"},

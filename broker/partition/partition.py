@@ -108,6 +108,11 @@ class Partition:
         self._begin(queue_id, now_ms)
         sending.send(self._core, queue_id, messages, now_ms)
 
+    def send_run(self, queue_id: int, run: bytes, now_ms: int) -> None:
+        """As `send`, for the messages of a run (`broker.runs`)."""
+        self._begin(queue_id, now_ms)
+        sending.send_run(self._core, queue_id, run, now_ms)
+
     def open_receiver(
         self,
         receiver: Hashable,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from broker.partition.forwarding import transfer_queue
-from broker.partition.messages.admission import Incoming, check
+from broker.partition.messages.admission import Incoming, check, check_sizes
 from broker.partition.messages.duplicates import sift
 from broker.partition.messages.expiry import end_of_life
 from broker.partition.state.bodies import staged_id, with_times
@@ -12,7 +12,9 @@ from broker.partition.state.queue import Queue
 from broker.partition.state.timers import Due
 from broker.partition.state.window import Ref
 from broker.partition.topics.publishing import publish
+from broker.runs import messages_of
 from broker.wire import Extra
+from protocol.extension import extension
 from storage.journal.events import Op
 from storage.records import (
     MESSAGE_HEADER_BYTES,
@@ -51,6 +53,31 @@ def send(
     queue = core.access(queue_id, now_ms)
     check(core, [(queue, messages)])
     return store(core, queue, messages, now_ms, reserved)
+
+
+def send_run(core: Core, queue_id: int, run: bytes, now_ms: int) -> None:
+    """As `send`, for the messages of a run."""
+    queue = core.access(queue_id, now_ms)
+    terms = queue.terms
+    is_plain = queue.transfers is None and not queue.is_topic and queue.sessions is None
+    if extension is None or not is_plain or terms.duplicate_window_ms or terms.time_to_live_ms is not None:
+        send(core, queue_id, messages_of(run), now_ms)
+        return
+    first = queue.next_number
+    records, entries, refs = extension.store_run(run, now_ms, NEVER, queue_id, first, core.bodies.next_id)
+    sizes = [len(record) for _, record in records]
+    check_sizes(core, queue, sizes)
+    queue.tally.incoming += len(refs)
+    core.changing()
+    core.bodies.append_items(records, keep=queue.is_awaited)
+    core.store.insert_many(_QUEUE, entries)
+    core.turn.work += len(entries)
+    queue.next_number += len(refs)
+    queue.counts[_AVAILABLE] += len(refs)
+    queue.size_bytes += sum(sizes)
+    queue.window.extend(refs, first, queue.next_number, core.settings.window)
+    core.turn.touch(queue)
+    core.turn.wake(queue)
 
 
 def store(

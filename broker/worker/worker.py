@@ -52,6 +52,7 @@ from broker.wire import (
     Restore,
     Send,
     SendOperation,
+    SendRun,
     Sent,
     Settle,
     TakesRuns,
@@ -193,6 +194,7 @@ class Worker:
         self._apply: dict[int, Callable[[Caller, Any], None]] = {
             Op.SEND: self._send,
             Op.SEND_BATCH: self._send_batch,
+            Op.SEND_RUN: self._send_run,
             Op.TAKES_RUNS: self._takes_runs,
             Op.OPEN_RECEIVER: self._open_receiver,
             Op.GRANT: self._grant,
@@ -485,13 +487,12 @@ class Worker:
         if peer.is_behind:
             self._unfinished[peer.socket.fileno()] = peer
             return
-        apply, cut = self._apply, wire.cut
+        apply, cut = self._apply, runs.cut
         while unread:
             message = unread[0]
             if not (isinstance(message, ForWorker) or self._partitions[message.partition].has_work_left):
                 break
-            command = unread.popleft()
-            message, rest = cut(runs.without_runs(command) if peer.takes_runs else command)
+            message, rest = cut(unread.popleft())
             if rest is not None:
                 unread.appendleft(rest)
             apply[message[0]](peer, message)
@@ -572,6 +573,20 @@ class Worker:
             if channel:  # commands of channel 0 are not answered
                 peer.answers.append(wire.sent(channel, len(messages)))
 
+    def _send_run(self, peer: Caller, message: SendRun) -> None:
+        partition = self._partition(message)
+        _, _, channel, queue, messages, run = message
+        self._messages_in_turn += messages
+        try:
+            partition.send_run(queue, run, self._now_ms)
+        except Exception as error:
+            self._refusal(partition, error)
+            self._messages_in_turn -= messages
+            self._send(peer, wire.send(message.partition, channel, queue, runs.messages_of(run)))
+        else:
+            if channel:
+                peer.answers.append(wire.sent(channel, messages))
+
     def _takes_runs(self, peer: Caller, message: TakesRuns) -> None:
         peer.takes_runs = True
 
@@ -627,6 +642,8 @@ class Worker:
     def _settle(self, peer: Caller, message: Settle) -> None:
         partition = self._partition(message)
         _, _, queue, outcome, channels, tokens, properties = message
+        if peer.takes_runs:
+            tokens = runs.tokens_of(tokens)
         self._messages_in_turn += len(tokens)
         try:
             results = partition.settle(queue, tokens, outcome, properties, self._now_ms)

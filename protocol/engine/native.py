@@ -1,15 +1,13 @@
-"""The usual message path in C (`protocol/native`), if it is built and not switched off: then `native` is its module.
+"""The usual message path of a gateway in C: if there is the extension, `native` is it, with the functions of proton.
 
-It takes whole messages from bytes to bytes, and declines what it does not know, which Python's code does then. That
-code is also the reference: with PEEKLOCK_PURE=1 in the environment there is no other.
+It takes whole messages from bytes to bytes, and declines what it does not know, which Python's code does then.
 """
 
-import importlib
 import os
-from types import ModuleType
 from typing import Any, Final
 
 from protocol.engine.proton import Pointer, ffi, lib
+from protocol.extension import extension
 
 # Signatures in `protocol/native/proton.h`, as cffi writes them.
 _SIGNATURES: Final = {
@@ -25,6 +23,8 @@ _SIGNATURES: Final = {
     "delivery_settled": "_Bool(*)(struct pn_delivery_t *)",
     "delivery_remote_state": "uint64_t(*)(struct pn_delivery_t *)",
     "delivery_readable": "_Bool(*)(struct pn_delivery_t *)",
+    "delivery_partial": "_Bool(*)(struct pn_delivery_t *)",
+    "link_current": "struct pn_delivery_t *(*)(struct pn_link_t *)",
     "link_advance": "_Bool(*)(struct pn_link_t *)",
     "delivery": "struct pn_delivery_t *(*)(struct pn_link_t *, struct pn_bytes_t)",
     "delivery_tag": "struct pn_bytes_t(*)(struct pn_delivery_t *)",
@@ -55,15 +55,10 @@ def _functions() -> dict[str, int]:
     return functions
 
 
-def _load() -> Any:
-    if os.environ.get("PEEKLOCK_PURE") == "1":
-        return None
-    try:
-        module: ModuleType = importlib.import_module("protocol._native")
-    except ModuleNotFoundError:
-        return None  # it is not built
-    module.setup(_functions(), b"\xa1\x20" + os.urandom(8).hex().encode())
-    return module
+def _ready() -> Any:
+    if extension is not None:
+        extension.setup(_functions(), b"\xa1\x20" + os.urandom(8).hex().encode())
+    return extension
 
 
-native: Final[Any] = _load()
+native: Final[Any] = _ready()

@@ -3,6 +3,7 @@
 // It takes what it knows and declines everything else, which Python's own code does then. It never names a fault.
 #include "module.h"
 
+#include "batches.h"
 #include "frames.h"
 #include "intake.h"
 #include "proton.h"
@@ -113,6 +114,15 @@ static PyMethodDef methods[] = {
     {"walk", walk, METH_VARARGS, NULL},
     {"take_apart", take_apart, METH_VARARGS, NULL},
     {"render", render, METH_VARARGS, NULL},
+    {"store_run", store_run, METH_VARARGS, NULL},
+    {"are_whole", are_whole, METH_O, NULL},
+    {"take_usual", take_usual, METH_VARARGS, NULL},
+    {"lock", lock, METH_VARARGS, NULL},
+    {"unlock", unlock, METH_VARARGS, NULL},
+    {"keys_of", keys_of, METH_VARARGS, NULL},
+    {"run_of", run_of, METH_O, NULL},
+    {"tokens_of", tokens_of, METH_O, NULL},
+    {"pop_all", pop_all, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -25,6 +25,7 @@ typedef struct {
     PyObject *owner; // takes what is unusual, and is told that messages have gathered
     uint64_t max_message_bytes;
     bool gives_ids;
+    bool may_be_unfinished; // Python has taken a transfer, whose delivery may go on
     struct buffer run;      // messages that have gathered
     size_t count;           // of them
     size_t message_bytes;   // of them, as they came

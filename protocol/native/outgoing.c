@@ -28,20 +28,12 @@ static void parts_clear(Outgoing *outgoing) {
     outgoing->queued_bytes = 0;
 }
 
-// The size of the record at `at`, which is moved to the record itself; 0 if the run ends before the record does.
-static size_t next_record(const uint8_t *run, size_t size, size_t *at) {
-    if (size - *at < RECORD_SIZE_BYTES) return 0;
-    size_t bytes = read_u32(run + *at);
-    *at += RECORD_SIZE_BYTES;
-    return bytes > size - *at ? 0 : bytes;
-}
-
 size_t outgoing_write(Outgoing *outgoing, const uint8_t *tag, size_t tag_bytes, uint8_t *to) {
     if (!outgoing->parts.count || tag_bytes != TOKEN_BYTES) return 0;
     struct part *part = ring_at(&outgoing->parts, 0);
     if (memcmp(part->token, tag, TOKEN_BYTES)) return 0;
     const uint8_t *run = (const uint8_t *)PyBytes_AsString(part->run);
-    size_t bytes = next_record(run, SIZE_MAX / 2, &part->at); // `deliver` has checked the run
+    size_t bytes = run_next(run, SIZE_MAX / 2, &part->at); // `deliver` has checked the run
     lock_token_of(part->token, part->delivery.lock_token);
     const uint8_t *record = run + part->at;
     size_t written = (size_t)(record_render(record, bytes, &part->delivery, to) - to);
@@ -158,7 +150,7 @@ static PyObject *outgoing_deliver(PyObject *self, PyObject *arguments) {
     }
     size_t largest = max_frame_bytes ? max_frame_bytes : SIZE_MAX;
     for (Py_ssize_t left = count; left; left--) {
-        size_t record_bytes = next_record(bytes, size, &end);
+        size_t record_bytes = run_next(bytes, size, &end);
         if (!record_bytes || !record_is_usual(bytes + end, record_bytes)) Py_RETURN_NONE;
         size_t rendered_bytes = record_rendered_bytes(bytes + end, record_bytes, locked_until != Py_None);
         if (rendered_bytes + PERFORMATIVE_BYTES > largest) Py_RETURN_NONE;

@@ -26,6 +26,8 @@ struct pn_bytes {
     F(bool, delivery_settled, (void *))                         \
     F(uint64_t, delivery_remote_state, (void *))                \
     F(bool, delivery_readable, (void *))                        \
+    F(bool, delivery_partial, (void *))                         \
+    F(void *, link_current, (void *))                           \
     F(bool, link_advance, (void *))                             \
     F(void *, delivery, (void *, struct pn_bytes))              \
     F(struct pn_bytes, delivery_tag, (void *))                  \

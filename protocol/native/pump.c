@@ -5,7 +5,6 @@
 #include <stdlib.h>
 
 #define STAGED_BYTES (16 << 10) // given to proton at once
-enum { TRANSFER = 0x14 };
 #define PEEK_BYTES (64 << 10)   // taken from proton at once
 
 // Moves frames between a connection's socket and proton. Of usual transfers proton gets and writes the performatives
@@ -143,11 +142,21 @@ static int take_transfer(Pump *pump, Incoming *incoming, const uint8_t *frame, c
     return pump->staged.size < STAGED_BYTES ? 1 : give_staged(pump);
 }
 
-// True unless the transfer is of a link without an Incoming.
-static bool is_incoming(Pump *pump, const uint8_t *frame, size_t size) {
+// The Incoming of a transfer's link, or NULL.
+static Incoming *incoming_of(Pump *pump, const uint8_t *frame, size_t size) {
     uint16_t channel;
     uint32_t handle;
-    return !transfer_link(frame, size, &channel, &handle) || linked(&pump->incoming_by_handle, key_of(channel, handle));
+    if (!transfer_link(frame, size, &channel, &handle)) return NULL;
+    return (Incoming *)linked(&pump->incoming_by_handle, key_of(channel, handle));
+}
+
+// True while a delivery of several transfers is not complete. Its last transfer may look like a whole delivery.
+static bool is_unfinished(Incoming *incoming) {
+    if (incoming->may_be_unfinished) {
+        void *delivery = proton.link_current(incoming->link);
+        incoming->may_be_unfinished = delivery && proton.delivery_partial(delivery);
+    }
+    return incoming->may_be_unfinished;
 }
 
 // Take frames from `bytes`, which the walk has checked, up to a transfer that is not whole: its offset is `*at` then.
@@ -163,22 +172,21 @@ static int take_frames(Pump *pump, const uint8_t *bytes, size_t size, size_t *at
         const uint8_t *frame = bytes + *at;
         size_t here = size - *at;
         struct transfer transfer;
-        PyObject *link = NULL;
-        if (transfer_read(frame, here, &transfer))
-            link = linked(&pump->incoming_by_handle, key_of(transfer.channel, transfer.handle));
-        if (link) {
+        Incoming *incoming = incoming_of(pump, frame, here);
+        if (incoming && transfer_read(frame, here, &transfer) && !is_unfinished(incoming)) {
             if (transfer.size > here) break;
             *at += transfer.size;
-            result = take_transfer(pump, (Incoming *)link, frame, &transfer);
+            result = take_transfer(pump, incoming, frame, &transfer);
             continue;
         }
         size_t frame_bytes = here >= 4 ? read_u32(frame) : here;
         if (here >= 8 && !memcmp(frame, "AMQP", 4)) frame_bytes = 8; // the header of the protocol
         size_t passed = frame_bytes < here ? frame_bytes : here;
         // Proton takes the payload of this one itself. Its event may not come while payloads of its link wait.
-        bool is_alone = here > 10 && frame[10] == TRANSFER && is_incoming(pump, frame, here);
-        if (is_alone || passed > STAGED_BYTES) result = give_staged(pump);
-        if (result > 0) result = is_alone || passed > STAGED_BYTES ? give(pump, frame, passed) : stage(pump, frame, passed);
+        bool is_alone = incoming || passed > STAGED_BYTES;
+        if (is_alone) result = give_staged(pump);
+        if (incoming) incoming->may_be_unfinished = true;
+        if (result > 0) result = is_alone ? give(pump, frame, passed) : stage(pump, frame, passed);
         pump->passing = frame_bytes - passed;
         *at += passed;
         if (result > 0 && pump->staged.size >= STAGED_BYTES) result = give_staged(pump);

@@ -13,6 +13,14 @@
 
 enum { RECORD_SIZE_BYTES = 4, LAYOUT_AT = 24, RECORD_HEADER_BYTES = 40 };
 
+// The size of the record behind `*at`, which is moved to the record itself; 0 if the run ends before the record does.
+static inline size_t run_next(const uint8_t *run, size_t size, size_t *at) {
+    if (size - *at < RECORD_SIZE_BYTES) return 0;
+    size_t bytes = read_u32(run + *at);
+    *at += RECORD_SIZE_BYTES;
+    return bytes > size - *at ? 0 : bytes;
+}
+
 // What all deliveries of a run have in common. `locked` is false for messages that are received and deleted.
 struct delivery {
     uint64_t sequence_number;

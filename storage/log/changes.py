@@ -12,6 +12,7 @@ from typing import Any
 
 from sortedcontainers import SortedList
 
+from protocol.extension import extension
 from storage.store import Table
 
 Item = tuple[bytes, bytes]
@@ -56,6 +57,9 @@ class YoungTable:
                 changed[key] = value
 
     def delete(self, keys: Iterable[bytes]) -> None:
+        if extension is not None:
+            self.changed.update(dict.fromkeys(extension.pop_all(self.fresh, tuple(keys))))
+            return
         fresh, changed = self.fresh, self.changed
         for key in keys:
             if fresh.pop(key, None) is None:

@@ -8,6 +8,7 @@ from broker.namespace.entities import Description, QueueDescription
 from broker.partition.partition import Partition
 from broker.partition.requests import Underway
 from broker.partition.settings import PartitionSettings
+from broker.runs import run_of
 from broker.wire import ENTRY, Extra, Outcome
 from storage.records import (
     LAYOUT_BYTES,
@@ -84,6 +85,12 @@ def request(partition: Partition, now_ms: int, queue: int, name: str, *args: Any
     return result
 
 
+def run(messages: list[Any]) -> bytes:
+    """Incoming messages without a time to live and anything extra, as they come from a gateway."""
+    unused = bytes(MESSAGE_HEADER_BYTES - LAYOUT_BYTES)
+    return run_of([unused + layout + body for layout, body, _, _ in messages])
+
+
 class Driver:
     def __init__(
         self, store: Store | None = None, settings: PartitionSettings | None = None, **properties: Any
@@ -130,7 +137,11 @@ class Driver:
         self.partition.commit()
 
     def send(self, *messages: list[Any] | str, queue: int = MAIN) -> None:
-        self.partition.send(queue, [message(m) if isinstance(m, str) else m for m in messages], self.now_ms)
+        made = [message(m) if isinstance(m, str) else m for m in messages]
+        if all(ttl_ms is None and extra is None for _, _, ttl_ms, extra in made):
+            self.partition.send_run(queue, run(made), self.now_ms)
+        else:
+            self.partition.send(queue, made, self.now_ms)
         self.partition.commit()
 
     def open(self, receiver: Any = "r", queue: int = MAIN, receive_and_delete: bool = False) -> None:

@@ -27,7 +27,7 @@ from storage.records import NEVER, encode_message
 # What is only remembered of the store, counted for metrics, or harmless if it is there for nothing.
 APART = {
     "_changes_before", "_store", "bodies", "changes", "home", "last_page", "past", "room", "seen_memory",
-    "settings", "store", "tally", "terms", "timers", "token_numbers", "topics", "work", "work_limit",
+    "settings", "store", "tally", "terms", "timers", "next_token", "topics", "work", "work_limit",
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from driver import DEAD, LOCK_MS, MAIN, START_MS, Driver, define, deliveries, message
+from driver import DEAD, LOCK_MS, MAIN, START_MS, Driver, define, deliveries, message, run
 from forwarding_driver import Partitions
 from session_driver import SessionDriver
 from topic_driver import TOPIC, TopicDriver, event, rule
@@ -386,6 +386,11 @@ def sending_many(driver: Driver) -> None:
     assert driver.held() == [2 * MANY, 0, 0, 0]
 
 
+def sending_a_run(driver: Driver) -> None:
+    through_a_worker(driver, [Op.SEND_RUN, PARTITION, 1, MAIN, MANY, run([message() for _ in range(MANY)])])
+    assert driver.held() == [2 * MANY, 0, 0, 0]
+
+
 def sending_the_largest_batch(driver: SessionDriver) -> None:
     messages = [message(session_id=f"s{number}", ttl_ms=10**6) for number in range(MAX_BATCH_MESSAGES)]
     through_a_worker(driver, [Op.SEND_BATCH, PARTITION, 1, MAIN, messages])
@@ -693,6 +698,7 @@ ROWS: list[tuple[tuple[Op | Due | str, ...], Callable[[], Driver], Callable[[Any
     ((Op.OPEN_RECEIVER, Due.SESSION_WAITS), restarted, accepting_a_session_after_a_start),
     ((Op.SEND,), restarted, sending_to_a_session_after_a_start),
     ((Op.SEND,), filled, sending_many),
+    ((Op.SEND_RUN,), filled, sending_a_run),
     ((Op.SEND_BATCH,), of_default_settings, sending_the_largest_batch),
     ((Op.GRANT,), filled, handing_out),
     ((Op.DRAIN,), filled, handing_out_and_deleting),
@@ -774,7 +780,7 @@ def test_a_move_to_another_partition_is_done_in_steps():
 
 # What a worker only says, and nobody does work for in a partition.
 ANSWERS = {Op.HELLO, Op.SENT, Op.REFUSED, Op.OPENED, Op.CLOSED, Op.DRAINED, Op.SETTLED, Op.UNSETTLED, Op.DELIVER}
-ANSWERS |= {Op.REPLY, Op.FAILED, Op.CATALOG, Op.AVAILABLE}
+ANSWERS |= {Op.REPLY, Op.FAILED, Op.CATALOG, Op.AVAILABLE, Op.DELIVER_RUN, Op.TAKES_RUNS}
 # Once for each connection between two workers: the whole catalog is compared.
 ANSWERS |= {Op.JOIN, Op.RULES}
 # Counted by tests of their own, above.

@@ -99,7 +99,17 @@ def as_taken(event: tuple[Any, ...]) -> tuple[Any, ...]:
     return event
 
 
-KINDS = ["plain"] * 8 + ["settled", "settled later", "transactional", "parts", "aborted", "batch", "flow", "bare id"]
+KINDS = ["plain"] * 8 + [
+    "settled",
+    "settled later",
+    "transactional",
+    "parts",
+    "repeating parts",
+    "aborted",
+    "batch",
+    "flow",
+    "bare id",
+]
 PAYLOADS = {"usual": USUAL, "unusual": UNUSUAL, "malformed": MALFORMED, "empty": b"", "large": LARGE}
 STEPS = st.lists(st.tuples(st.sampled_from(KINDS), st.sampled_from(HANDLES), st.sampled_from([*PAYLOADS])), max_size=40)
 
@@ -119,9 +129,10 @@ def frames_of(steps: list[tuple[str, int, str]]) -> list[bytes]:
         tag = b"same tag" if number % 3 else number.to_bytes(4, "big")
         message_format = {"batch": UInt(BATCH_FORMAT), "bare id": None}.get(kind, UInt(0))
         fields = [UInt(handle), UInt(number), tag, message_format, kind == "settled"]
-        if kind in ("parts", "aborted"):
+        if kind in ("parts", "repeating parts", "aborted"):
             frames.append(performative(0, TRANSFER, [*fields, True], payload[: len(payload) // 2]))
-            rest = [UInt(handle), None, None, None, None, False, None, None, None, kind == "aborted"]
+            again = fields[1:] if kind == "repeating parts" else [None] * 4
+            rest = [UInt(handle), *again, False, None, None, None, kind == "aborted"]
             frames.append(performative(0, TRANSFER, rest, payload[len(payload) // 2 :]))
         else:
             frames.append(performative(0, TRANSFER, [*fields, False, None, state], payload))

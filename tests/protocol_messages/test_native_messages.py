@@ -47,7 +47,7 @@ USUAL = {
     "many properties": section(0x73, [None, b"u", "to" * 99, "s", "r", "c", Symbol("text/plain")]) + DATA,
     "annotations": section(0x72, {Symbol("key"): 5}) + DATA,
     "application properties": section(0x74, {"number": 5, "text": "t", "none": None}) + DATA,
-    "all": section(0x70, [True]) + section(0x72, {Symbol("k"): 1}) + section(0x73, ["i"]) + section(0x74, {"a": 1}) + DATA,
+    "all": b"".join(section(*each) for each in ((0x70, [True]), (0x72, {Symbol("k"): 1}), (0x73, ["id"]))) + DATA,
 }  # fmt: skip
 
 

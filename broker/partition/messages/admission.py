@@ -49,6 +49,19 @@ def check(core: Core, sends: Sequence[tuple[Queue, Sequence[Incoming]]]) -> None
             all_taking = len(core.topic(queue.entity_id).for_all)
             copies += all_taking * (queue.counts[Place.AVAILABLE] + sum(map(_is_for_now, messages)))
             queues += all_taking
+    _check_room(core, sizes, copies, queues)
+
+
+def check_sizes(core: Core, queue: Queue, sizes: list[int]) -> None:
+    """As `check`, for records of these sizes and a queue without sessions."""
+    _check_entity(queue, ())
+    size_bytes = entity_size(core, queue)
+    if size_bytes + sum(sizes) > queue.terms.size_bytes_max:
+        raise too_large(queue, size_bytes)
+    _check_room(core, sizes)
+
+
+def _check_room(core: Core, sizes: list[int], copies: int = 0, queues: int = 0) -> None:
     if not core.has_room(sizes, copies, queues):
         raise QuotaExceeded("The store of this partition is nearly full; messages must be received first.")
 

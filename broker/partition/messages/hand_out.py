@@ -16,8 +16,9 @@ from broker.partition.state.queue import Queue
 from broker.partition.state.receivers import ALL, Receiver, Session
 from broker.partition.state.sessions import Sessions
 from broker.partition.state.timers import Due
-from broker.partition.state.window import Ref, message_id_of
+from broker.partition.state.window import Ref, message_id_of, number_of
 from broker.wire import ENTRY, Forward
+from protocol.extension import extension
 from storage.journal.events import Op
 from storage.records import (
     NEVER,
@@ -228,7 +229,7 @@ def _give(
     used_bytes = 0
     keep, held, tokens = not receiver.receive_and_delete, queue.locks.held, session.tokens
     prefix, place = core.token_prefix, _AVAILABLE
-    for ref, record, token_number in zip(refs, records, core.token_numbers, strict=False):
+    for ref, record, token_number in zip(refs, records, range(core.take_tokens(len(refs)), NEVER), strict=False):
         if gone >= gone_limit:
             session.window.put_back(ref)
             continue
@@ -286,6 +287,16 @@ def take(core: Core, queue: Queue, count: int, limit_bytes: int, now_ms: int) ->
         if not refs:
             return taken, used_bytes, queue.window.cursor < queue.next_number
         records = core.bodies.read([*map(message_id_of, refs)])
+        usual = extension and extension.take_usual(refs, records, NEVER, WEIGHT_BYTES, limit_bytes - used_bytes)
+        if usual is not None:
+            found, bytes_found = usual
+            taken += found
+            used_bytes += bytes_found
+            for unused in islice(refs, len(found), None):
+                queue.window.put_back(unused)
+            if used_bytes >= limit_bytes:
+                return taken, used_bytes, True
+            continue
         for index, ref in enumerate(refs):
             record, due_ms = records[index], NEVER
             if record is not None:
@@ -389,15 +400,30 @@ def withdraw(core: Core, queue: Queue, session: Session | None, numbers: Abstrac
 
 
 def new_token(core: Core) -> bytes:
-    return core.token_prefix + _token_number(next(core.token_numbers))
+    return core.token_prefix + _token_number(core.take_tokens(1))
 
 
 def _lock(core: Core, queue: Queue, receiver: Receiver, taken: Taken, until_ms: int, now_ms: int) -> list[Any]:
     """Lock the messages for the receiver; returns the entry items."""
+    first = core.take_tokens(len(taken))
+    if extension is None:
+        items = _locked(core, queue, receiver, taken, until_ms, first)
+    else:
+        held, tokens = queue.locks.held, receiver.tokens
+        items = extension.lock(taken, core.token_prefix, first, until_ms, _AVAILABLE, receiver, held, tokens)
+        queue.locks.expiring.update([number_of(ref) for ref, _, due_ms in taken if due_ms != NEVER])
+    core.timers.arm(until_ms, (queue.id, _LOCKS))
+    queue.tally.outgoing += len(taken)
+    core.journal.delivered(queue.id, map(_ref_of, taken), now_ms)
+    return items
+
+
+def _locked(core: Core, queue: Queue, receiver: Receiver, taken: Taken, until_ms: int, first: int) -> list[Any]:
+    """Lock the messages, with the tokens from `first` on; returns the entry items."""
     items: list[Any] = []
-    prefix, numbers, tokens = core.token_prefix, core.token_numbers, receiver.tokens
+    prefix, tokens = core.token_prefix, receiver.tokens
     held, expiring, place = queue.locks.held, queue.locks.expiring, _AVAILABLE
-    for (ref, record, due_ms), token_number in zip(taken, numbers, strict=False):  # numbers have no end
+    for (ref, record, due_ms), token_number in zip(taken, range(first, first + len(taken)), strict=True):
         token = prefix + _token_number(token_number)
         number, _, delivery_count, overlay = ref
         items += (token, number, delivery_count, record, overlay)
@@ -405,9 +431,6 @@ def _lock(core: Core, queue: Queue, receiver: Receiver, taken: Taken, until_ms: 
         tokens[token] = None
         if due_ms != NEVER:
             expiring.add(number)
-    core.timers.arm(until_ms, (queue.id, _LOCKS))
-    queue.tally.outgoing += len(taken)
-    core.journal.delivered(queue.id, map(_ref_of, taken), now_ms)
     return items
 
 

@@ -14,6 +14,7 @@ from broker.partition.state.queue import Queue
 from broker.partition.state.tally import MAX_DELIVERY_COUNT_EXCEEDED, TTL_EXPIRED
 from broker.partition.state.timers import Due
 from broker.partition.state.window import Ref, message_id_of
+from protocol.extension import extension
 from storage.journal.events import Op
 from storage.quarantine import quarantine, size_set_aside
 from storage.queue_ids import Part, with_part
@@ -52,18 +53,9 @@ def discard(
     """
     core.changing()
     core.journal.done(op, queue.id, messages, reason)
-    queue_id, counts = queue.id, queue.counts
-    queue_keys, message_keys, due_keys, size_bytes = [], [], [], 0
     if queue.topic_id is not None and messages:
         release(core, queue.topic_id, [*map(message_id_of, map(ref_of, messages))], [*map(size_of, messages)])
-    for (number, message_id, _, _), size, due_ms, place, _, _ in messages:
-        queue_keys.append(queue_key(queue_id, place, number))
-        message_keys.append(message_key(message_id))
-        if due_ms != NEVER:
-            timer = _ACTIVATION if place == _SCHEDULED else _EXPIRY
-            due_keys.append(due_key(queue_id, timer, due_ms, number))
-        counts[place] -= 1
-        size_bytes += size
+    queue_keys, message_keys, due_keys, size_bytes = _keys_of(queue, messages)
     queue.size_bytes -= size_bytes
     core.turn.work += len(queue_keys)
     core.store.delete_many(_QUEUE, queue_keys)
@@ -74,6 +66,26 @@ def discard(
     if due_keys:
         core.store.delete_many(_DUE, due_keys)
     core.turn.touch(queue)
+
+
+def _keys_of(queue: Queue, messages: Sequence[Held]) -> tuple[list[bytes], list[bytes], list[bytes], int]:
+    """Keys of entries, bodies and timers, and the bytes of all bodies. The messages are not counted any more."""
+    queue_id, counts = queue.id, queue.counts
+    found = extension and extension.keys_of(list(messages), queue_id, NEVER)
+    if found is not None:
+        queue_keys, message_keys, size_bytes = found
+        counts[_AVAILABLE] -= len(queue_keys)
+        return queue_keys, message_keys, [], size_bytes
+    queue_keys, message_keys, due_keys, size_bytes = [], [], [], 0
+    for (number, message_id, _, _), size, due_ms, place, _, _ in messages:
+        queue_keys.append(queue_key(queue_id, place, number))
+        message_keys.append(message_key(message_id))
+        if due_ms != NEVER:
+            timer = _ACTIVATION if place == _SCHEDULED else _EXPIRY
+            due_keys.append(due_key(queue_id, timer, due_ms, number))
+        counts[place] -= 1
+        size_bytes += size
+    return queue_keys, message_keys, due_keys, size_bytes
 
 
 def put_back(core: Core, queue: Queue, held: Held, now_ms: int) -> None:

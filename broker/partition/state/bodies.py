@@ -3,6 +3,7 @@
 from collections import deque
 from typing import Any
 
+from protocol.extension import extension
 from storage.records import (
     NEVER,
     STAGED_PREFIX,
@@ -45,10 +46,15 @@ class Bodies:
 
     def append(self, records: list[bytes], keep: bool) -> None:
         """Stage records under the ids from `next_id` on. `keep`: they will probably be read in this turn."""
+        self.append_items([(message_key(number), record) for number, record in enumerate(records, self.next_id)], keep)
+
+    def append_items(self, items: list[tuple[bytes, bytes]], keep: bool) -> None:
+        """As `append`, of records with the keys of these ids."""
         first = self.next_id
-        self.next_id = end = first + len(records)
-        self._store.append(_MESSAGES, [(message_key(number), record) for number, record in enumerate(records, first)])
+        self.next_id = end = first + len(items)
+        self._store.append(_MESSAGES, items)
         if keep and self._fresh_bytes < FRESH_BYTES_MAX:
+            records = [record for _, record in items]
             self._fresh.update(zip(range(first, end), records, strict=True))
             self._fresh_bytes += sum(map(len, records))
 
@@ -95,6 +101,8 @@ class Bodies:
         if fresh and (ids[0] in fresh or ids[-1] in fresh):
             return [fresh.get(message_id) or self.read_one(message_id) for message_id in ids]
         records = self._store.get_many(_MESSAGES, list(map(message_key, ids)))
+        if extension is not None:
+            return records if extension.are_whole(records) else list(map(_checked, records))
         try:
             for record in records:
                 if record is not None:

@@ -1,7 +1,6 @@
 """The state that all operations of a partition share: its store, queues and timers."""
 
 from collections.abc import Callable, Hashable, Sequence
-from itertools import count as count_from
 from typing import Any
 
 from broker.errors import BrokerError, EntityMoving, EntityNotFound, ServerBusy
@@ -117,11 +116,17 @@ class Core:
         self.seen_ids: dict[int, SeenIds] = {}  # for entities with duplicate detection, by entity id
         self.seen_memory = SeenMemory(settings.seen_ids)
         self.token_prefix = partition_id.to_bytes(2, "big") + incarnation
-        self.token_numbers = count_from(1)
+        self.next_token = 1  # the counter of the next lock token
         self.past = Totals()  # counters of queues that were deleted
         self.ahead_ms = 0  # milliseconds ahead of the wall clock: see `wall_ms`
         self.changes = 0  # the number of changes in memory: see `changing`
         self._changes_before = 0
+
+    def take_tokens(self, count: int) -> int:
+        """The counter of the first of so many lock tokens."""
+        first = self.next_token
+        self.next_token += count
+        return first
 
     def partitions_of(self, name: str) -> tuple[int, ...]:
         """Those that the queue or topic of this name, in lower case, lives on; one if there is no such entity."""

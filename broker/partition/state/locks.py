@@ -11,6 +11,7 @@ from itertools import islice, takewhile
 from operator import itemgetter
 
 from broker.partition.state.window import Ref, number_of
+from protocol.extension import extension
 from storage.journal.events import Op
 from storage.records import NEVER, Place
 
@@ -111,6 +112,8 @@ class Locks:
 
     def remove_all(self, tokens: Iterable[bytes], now_ms: int) -> list[Held | None]:
         """One item per token, None where `find` would return None. This is the hot path of settlement."""
+        if extension is not None:
+            return list(extension.unlock(self.held, list(tokens), now_ms, NEVER, self.deferred, self.expiring))
         locks = self.held
         removed: list[Held | None] = []
         for token in tokens:

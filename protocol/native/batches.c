@@ -1,0 +1,363 @@
+// Loops of a partition over many usual messages at once. Python's code has the same loops, decides what is usual, and
+// keeps what these return.
+#include "batches.h"
+
+#include "module.h"
+
+#define XXH_INLINE_ALL
+#include "xxhash/xxhash.h"
+
+enum { PLACE_AVAILABLE = 0, MESSAGE_KEY_BYTES = 8, QUEUE_KEY_BYTES = 13, ENTRY_BYTES = 16 };
+enum { TOKEN_BYTES = 16, RANGE_BYTES = TOKEN_BYTES + 4, ITEMS = 5 }; // of an entry in `broker.wire`
+#define NEVER INT64_C(0x7FFFFFFFFFFFFFFF) // `never` is the same as an object
+
+// The CRC-32 of zlib, of few bytes.
+static uint32_t crc32_of(const uint8_t *bytes, size_t size) {
+    static uint32_t table[256];
+    if (!table[1]) {
+        for (uint32_t byte = 0; byte < 256; byte++) {
+            uint32_t value = byte;
+            for (int bit = 0; bit < 8; bit++) value = value & 1 ? value >> 1 ^ 0xEDB88320u : value >> 1;
+            table[byte] = value;
+        }
+    }
+    uint32_t crc = 0xFFFFFFFFu;
+    for (; size; bytes++, size--) crc = table[(crc ^ *bytes) & 0xFF] ^ crc >> 8;
+    return ~crc;
+}
+
+static bool is_whole(const uint8_t *record, size_t size) {
+    if (size < RECORD_HEADER_BYTES) return false;
+    return XXH3_64bits(record + 8, size - 8) == read_u64(record);
+}
+
+static PyObject *bytes_of(const uint8_t *bytes, size_t size) {
+    return PyBytes_FromStringAndSize((const char *)bytes, (Py_ssize_t)size);
+}
+
+static PyObject *message_key(uint64_t message_id) {
+    uint8_t key[MESSAGE_KEY_BYTES];
+    write_u64(key, message_id);
+    return bytes_of(key, sizeof key);
+}
+
+static PyObject *queue_key(uint32_t queue_id, uint8_t place, uint64_t number) {
+    uint8_t key[QUEUE_KEY_BYTES], *at = write_u32(key, queue_id);
+    *at++ = place;
+    write_u64(at, number);
+    return bytes_of(key, sizeof key);
+}
+
+static PyObject *entry_of(uint64_t message_id) {
+    uint8_t entry[ENTRY_BYTES];
+    write_u32(write_u64(entry + 4, message_id), 0);
+    write_u32(entry, crc32_of(entry + 4, ENTRY_BYTES - 4));
+    return bytes_of(entry, sizeof entry);
+}
+
+// A pair of new references, which it takes; NULL if one of them is.
+static PyObject *pair_of(PyObject *first, PyObject *second) {
+    PyObject *pair = first && second ? PyTuple_Pack(2, first, second) : NULL;
+    Py_XDECREF(first);
+    Py_XDECREF(second);
+    return pair;
+}
+
+// Append a new reference, which it takes: -1 with an exception, also if it is NULL.
+static int append(PyObject *list, PyObject *item) {
+    int result = item ? PyList_Append(list, item) : -1;
+    Py_XDECREF(item);
+    return result;
+}
+
+// store_run(run, enqueued_ms, expires_ms, queue_id, first number, first message id)
+//   -> items of MESSAGES, items of QUEUE, refs
+PyObject *store_run(PyObject *module, PyObject *arguments) {
+    (void)module;
+    const char *bytes;
+    Py_ssize_t run_bytes;
+    long long enqueued_ms, expires_ms;
+    unsigned int queue_id;
+    unsigned long long number, message_id;
+    if (!PyArg_ParseTuple(arguments, "y#LLIKK", &bytes, &run_bytes, &enqueued_ms, &expires_ms, &queue_id, &number,
+                          &message_id))
+        return NULL;
+    const uint8_t *run = (const uint8_t *)bytes;
+    size_t size = (size_t)run_bytes, at = 0;
+    PyObject *records = PyList_New(0), *entries = PyList_New(0), *refs = PyList_New(0), *result = NULL;
+    PyObject *zero = PyLong_FromLong(0);
+    if (!records || !entries || !refs || !zero) goto end;
+    while (at < size) {
+        size_t record_bytes = run_next(run, size, &at);
+        if (record_bytes < RECORD_HEADER_BYTES) {
+            PyErr_SetString(PyExc_ValueError, "no run of records");
+            goto end;
+        }
+        PyObject *record = bytes_of(run + at, record_bytes);
+        if (!record) goto end;
+        uint8_t *made = (uint8_t *)PyBytes_AsString(record); // nobody else has it yet
+        write_u64(write_u64(made + 8, (uint64_t)enqueued_ms), (uint64_t)expires_ms);
+        write_u64(made, XXH3_64bits(made + 8, record_bytes - 8));
+        at += record_bytes;
+        if (append(records, pair_of(message_key(message_id), record)) < 0) goto end;
+        if (append(entries, pair_of(queue_key(queue_id, PLACE_AVAILABLE, number), entry_of(message_id))) < 0) goto end;
+        if (append(refs, Py_BuildValue("KKOO", number, message_id, zero, Py_None)) < 0) goto end;
+        number++;
+        message_id++;
+    }
+    result = PyTuple_Pack(3, records, entries, refs);
+end:
+    Py_XDECREF(records);
+    Py_XDECREF(entries);
+    Py_XDECREF(refs);
+    Py_XDECREF(zero);
+    return result;
+}
+
+// are_whole(records) -> True if all are records whose checksum is right, or None
+PyObject *are_whole(PyObject *module, PyObject *records) {
+    (void)module;
+    Py_ssize_t count = PyList_Size(records);
+    if (count < 0) return NULL;
+    for (Py_ssize_t index = 0; index < count; index++) {
+        PyObject *record = PyList_GetItem(records, index);
+        if (record == Py_None) continue;
+        char *bytes;
+        Py_ssize_t size;
+        if (PyBytes_AsStringAndSize(record, &bytes, &size) < 0) return NULL;
+        if (!is_whole((uint8_t *)bytes, (size_t)size)) Py_RETURN_FALSE;
+    }
+    Py_RETURN_TRUE;
+}
+
+// take_usual(refs, records, never, weight, limit) -> [(ref, record, never), ...], bytes used
+// At least one, and up to the first whose bytes, with `weight` more for each, reach the limit. None if one of these has an overlay, is
+// missing, or expires.
+PyObject *take_usual(PyObject *module, PyObject *arguments) {
+    (void)module;
+    PyObject *refs, *records, *never;
+    Py_ssize_t weight, limit, used = 0;
+    if (!PyArg_ParseTuple(arguments, "O!O!Onn", &PyList_Type, &refs, &PyList_Type, &records, &never, &weight, &limit))
+        return NULL;
+    Py_ssize_t count = PyList_Size(refs);
+    if (PyList_Size(records) != count) {
+        PyErr_SetString(PyExc_ValueError, "as many records as refs");
+        return NULL;
+    }
+    PyObject *taken = PyList_New(0);
+    for (Py_ssize_t index = 0; taken && index < count && (index == 0 || used < limit); index++) {
+        PyObject *ref = PyList_GetItem(refs, index), *record = PyList_GetItem(records, index);
+        if (PyTuple_GetItem(ref, 3) != Py_None || record == Py_None) goto unusual;
+        char *bytes;
+        Py_ssize_t size;
+        if (PyBytes_AsStringAndSize(record, &bytes, &size) < 0) goto failed;
+        if (size < RECORD_HEADER_BYTES || (int64_t)read_u64((uint8_t *)bytes + 16) != NEVER) goto unusual;
+        used += size + weight;
+        if (append(taken, PyTuple_Pack(3, ref, record, never)) < 0) goto failed;
+    }
+    return taken ? Py_BuildValue("Nn", taken, used) : NULL;
+unusual:
+    Py_DECREF(taken);
+    Py_RETURN_NONE;
+failed:
+    Py_DECREF(taken);
+    return NULL;
+}
+
+// lock(taken, prefix, first counter, until_ms, place, holder, held, tokens) -> entry items
+// Adds to `held` and `tokens`: see `Locks` and `Holder` of the partition.
+PyObject *lock(PyObject *module, PyObject *arguments) {
+    (void)module;
+    PyObject *taken, *until_ms, *place, *holder, *held, *tokens;
+    const char *prefix;
+    Py_ssize_t prefix_bytes;
+    unsigned long long counter;
+    if (!PyArg_ParseTuple(arguments, "O!y#KOOOO!O!", &PyList_Type, &taken, &prefix, &prefix_bytes, &counter, &until_ms,
+                          &place, &holder, &PyDict_Type, &held, &PyDict_Type, &tokens))
+        return NULL;
+    if (prefix_bytes != TOKEN_BYTES - 8) {
+        PyErr_SetString(PyExc_ValueError, "a prefix of another length");
+        return NULL;
+    }
+    Py_ssize_t count = PyList_Size(taken);
+    PyObject *items = PyList_New(count * ITEMS);
+    if (!items) return NULL;
+    for (Py_ssize_t index = 0; index < count; index++) {
+        PyObject *one = PyList_GetItem(taken, index);
+        PyObject *ref = PyTuple_GetItem(one, 0), *record = PyTuple_GetItem(one, 1), *due_ms = PyTuple_GetItem(one, 2);
+        uint8_t bytes[TOKEN_BYTES];
+        write_u64(write_bytes(bytes, prefix, TOKEN_BYTES - 8), counter++);
+        PyObject *token = bytes_of(bytes, sizeof bytes), *size = PyLong_FromSsize_t(PyBytes_Size(record));
+        PyObject *lock = token && size ? PyTuple_Pack(6, ref, size, due_ms, place, until_ms, holder) : NULL;
+        Py_XDECREF(size);
+        if (!lock || PyDict_SetItem(held, token, lock) < 0 || PyDict_SetItem(tokens, token, Py_None) < 0) {
+            Py_XDECREF(token);
+            Py_XDECREF(lock);
+            Py_DECREF(items);
+            return NULL;
+        }
+        Py_DECREF(lock);
+        PyObject *entry[ITEMS] = {token, Py_NewRef(PyTuple_GetItem(ref, 0)), Py_NewRef(PyTuple_GetItem(ref, 2)),
+                                  Py_NewRef(record), Py_NewRef(PyTuple_GetItem(ref, 3))};
+        for (Py_ssize_t item = 0; item < ITEMS; item++) PyList_SetItem(items, index * ITEMS + item, entry[item]);
+    }
+    return items;
+}
+
+// unlock(held, tokens, now_ms, never, deferred, expiring) -> [held | None, ...]: as `Locks.remove_all` of the partition
+PyObject *unlock(PyObject *module, PyObject *arguments) {
+    (void)module;
+    PyObject *held, *tokens, *never, *deferred, *expiring;
+    long long now_ms;
+    if (!PyArg_ParseTuple(arguments, "O!O!LOO!O!", &PyDict_Type, &held, &PyList_Type, &tokens, &now_ms, &never,
+                          &PySet_Type, &deferred, &PySet_Type, &expiring))
+        return NULL;
+    Py_ssize_t count = PyList_Size(tokens);
+    PyObject *removed = PyList_New(0);
+    PyObject *holder = NULL, *of_holder = NULL; // of the last lock; the lock's reference keeps the holder
+    bool holder_has_ended = false;
+    for (Py_ssize_t index = 0; removed && index < count; index++) {
+        PyObject *token = PyList_GetItem(tokens, index), *lock = PyDict_GetItemWithError(held, token);
+        if (!lock && PyErr_Occurred()) goto failed;
+        if (lock && PyTuple_GetItem(lock, 5) != holder) {
+            holder = PyTuple_GetItem(lock, 5);
+            Py_XDECREF(of_holder);
+            of_holder = PyObject_GetAttrString(holder, "tokens");
+            PyObject *until = PyObject_GetAttrString(holder, "until_ms");
+            holder_has_ended = until && PyLong_AsLongLong(until) <= now_ms;
+            Py_XDECREF(until);
+            if (!of_holder || PyErr_Occurred()) goto failed;
+        }
+        if (!lock || holder_has_ended || PyLong_AsLongLong(PyTuple_GetItem(lock, 4)) <= now_ms) {
+            if (PyErr_Occurred() || PyList_Append(removed, Py_None) < 0) goto failed;
+            continue;
+        }
+        long place = PyLong_AsLong(PyTuple_GetItem(lock, 3));
+        if (PyErr_Occurred() || PyList_Append(removed, lock) < 0) goto failed; // which refers to the lock from now on
+        PyObject *number = PyTuple_GetItem(PyTuple_GetItem(lock, 0), 0);
+        if (place != PLACE_AVAILABLE) {
+            if (PySet_Discard(deferred, number) < 0) goto failed;
+        } else {
+            int expires = PyObject_RichCompareBool(PyTuple_GetItem(lock, 2), never, Py_NE);
+            if (expires < 0 || (expires && PySet_Discard(expiring, number) < 0)) goto failed;
+        }
+        if (PyDict_DelItem(held, token) < 0) goto failed;
+        if (PyDict_DelItem(of_holder, token) < 0) { // the holder of an ended connection may have none
+            if (!PyErr_ExceptionMatches(PyExc_KeyError)) goto failed;
+            PyErr_Clear();
+        }
+    }
+    Py_XDECREF(of_holder);
+    return removed;
+failed:
+    Py_XDECREF(of_holder);
+    Py_DECREF(removed);
+    return NULL;
+}
+
+// keys_of(messages, queue_id, never) -> keys of QUEUE, keys of MESSAGES, bytes
+// None if one of the held messages is not available, or expires.
+PyObject *keys_of(PyObject *module, PyObject *arguments) {
+    (void)module;
+    PyObject *messages, *never;
+    unsigned int queue_id;
+    long long bytes = 0;
+    if (!PyArg_ParseTuple(arguments, "O!IO", &PyList_Type, &messages, &queue_id, &never)) return NULL;
+    Py_ssize_t count = PyList_Size(messages);
+    PyObject *in_queue = PyList_New(count), *in_messages = PyList_New(count);
+    for (Py_ssize_t index = 0; in_queue && in_messages && index < count; index++) {
+        PyObject *held = PyList_GetItem(messages, index), *ref = PyTuple_GetItem(held, 0);
+        int expires = PyObject_RichCompareBool(PyTuple_GetItem(held, 2), never, Py_NE);
+        if (expires > 0 || PyLong_AsLong(PyTuple_GetItem(held, 3)) > PLACE_AVAILABLE) {
+            Py_DECREF(in_queue);
+            Py_DECREF(in_messages);
+            Py_RETURN_NONE;
+        }
+        unsigned long long number = PyLong_AsUnsignedLongLong(PyTuple_GetItem(ref, 0));
+        unsigned long long message_id = PyLong_AsUnsignedLongLong(PyTuple_GetItem(ref, 1));
+        bytes += PyLong_AsLongLong(PyTuple_GetItem(held, 1));
+        PyObject *queue = queue_key(queue_id, PLACE_AVAILABLE, number), *message = message_key(message_id);
+        if (!queue || !message || PyErr_Occurred()) {
+            Py_XDECREF(queue);
+            Py_XDECREF(message);
+            Py_CLEAR(in_queue);
+            break;
+        }
+        PyList_SetItem(in_queue, index, queue);
+        PyList_SetItem(in_messages, index, message);
+    }
+    if (in_queue && in_messages) return Py_BuildValue("NNL", in_queue, in_messages, bytes);
+    Py_XDECREF(in_queue);
+    Py_XDECREF(in_messages);
+    return NULL;
+}
+
+// run_of(records) -> run
+PyObject *run_of(PyObject *module, PyObject *records) {
+    (void)module;
+    Py_ssize_t count = PyList_Size(records);
+    size_t size = 0;
+    if (count < 0) return NULL;
+    for (Py_ssize_t index = 0; index < count; index++) {
+        Py_ssize_t bytes = PyBytes_Size(PyList_GetItem(records, index));
+        if (bytes < 0) return NULL;
+        size += RECORD_SIZE_BYTES + (size_t)bytes;
+    }
+    PyObject *run = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
+    if (!run) return NULL;
+    uint8_t *at = (uint8_t *)PyBytes_AsString(run);
+    for (Py_ssize_t index = 0; index < count; index++) {
+        PyObject *record = PyList_GetItem(records, index);
+        size_t bytes = (size_t)PyBytes_Size(record);
+        at = write_bytes(write_u32(at, (uint32_t)bytes), PyBytes_AsString(record), bytes);
+    }
+    return run;
+}
+
+// tokens_of(ranges) -> [token, ...]: see `broker.runs`
+PyObject *tokens_of(PyObject *module, PyObject *ranges) {
+    (void)module;
+    Py_ssize_t count = PySequence_Size(ranges);
+    if (count < 0) return NULL;
+    PyObject *tokens = PyList_New(0);
+    for (Py_ssize_t index = 0; tokens && index < count; index++) {
+        PyObject *range = PySequence_GetItem(ranges, index);
+        char *bytes;
+        Py_ssize_t size;
+        if (!range || PyBytes_AsStringAndSize(range, &bytes, &size) < 0) {
+            Py_XDECREF(range);
+            Py_CLEAR(tokens);
+        } else if (size != RANGE_BYTES) {
+            if (append(tokens, range) < 0) Py_CLEAR(tokens);
+        } else {
+            uint8_t token[TOKEN_BYTES];
+            memcpy(token, bytes, TOKEN_BYTES);
+            for (uint32_t left = read_u32((uint8_t *)bytes + TOKEN_BYTES); tokens && left; left--) {
+                if (append(tokens, bytes_of(token, sizeof token)) < 0) Py_CLEAR(tokens);
+                write_u64(token + 8, read_u64(token + 8) + 1);
+            }
+            Py_DECREF(range);
+        }
+    }
+    return tokens;
+}
+
+// pop_all(items, keys) -> the keys that are not among the items; the others are removed
+PyObject *pop_all(PyObject *module, PyObject *arguments) {
+    (void)module;
+    PyObject *items, *keys;
+    if (!PyArg_ParseTuple(arguments, "O!O!", &PyDict_Type, &items, &PyTuple_Type, &keys)) return NULL;
+    Py_ssize_t count = PyTuple_Size(keys);
+    PyObject *missing = PyList_New(0);
+    for (Py_ssize_t index = 0; missing && index < count; index++) {
+        PyObject *key = PyTuple_GetItem(keys, index);
+        if (PyDict_DelItem(items, key) == 0) continue;
+        if (!PyErr_ExceptionMatches(PyExc_KeyError)) {
+            Py_CLEAR(missing);
+            break;
+        }
+        PyErr_Clear();
+        if (PyList_Append(missing, key) < 0) Py_CLEAR(missing);
+    }
+    return missing;
+}

@@ -1,0 +1,21 @@
+// Functions of the module for a partition; `protocol/_native.pyi` says what they do.
+#ifndef PEEKLOCK_BATCHES_H
+#define PEEKLOCK_BATCHES_H
+
+#define PY_SSIZE_T_CLEAN
+#ifndef Py_LIMITED_API
+#define Py_LIMITED_API 0x030B0000
+#endif
+#include <Python.h>
+
+PyObject *store_run(PyObject *module, PyObject *arguments);
+PyObject *are_whole(PyObject *module, PyObject *records);
+PyObject *take_usual(PyObject *module, PyObject *arguments);
+PyObject *lock(PyObject *module, PyObject *arguments);
+PyObject *unlock(PyObject *module, PyObject *arguments);
+PyObject *keys_of(PyObject *module, PyObject *arguments);
+PyObject *run_of(PyObject *module, PyObject *records);
+PyObject *tokens_of(PyObject *module, PyObject *ranges);
+PyObject *pop_all(PyObject *module, PyObject *arguments);
+
+#endif

@@ -1,0 +1,178 @@
+"""The extension's loops over many messages do what Python's do, also with repeated, unknown and damaged values."""
+
+from typing import Any
+from zlib import crc32
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker import runs
+from broker.partition.messages import moves
+from broker.partition.state import bodies, locks
+from broker.partition.state.locks import Holder, Locks
+from broker.partition.state.queue import Queue
+from broker.partition.state.terms import Terms
+from broker.namespace.entities import QueueDescription
+from protocol.extension import extension
+from storage.log import changes
+from storage.records import NEVER, Counts, Place, check_message, encode_entry, encode_message, message_key, queue_key
+
+pytestmark = pytest.mark.skipif(extension is None, reason="the extension is not built, or is switched off")
+
+LAYOUT = bytes(range(16))
+BODIES = st.lists(st.binary(max_size=300), min_size=1, max_size=20)
+LARGE = st.integers(0, (1 << 63) - 100)
+TIMES = st.integers(-(1 << 63), (1 << 63) - 1)
+
+
+def without_extension(monkeypatch: Any, *modules: Any) -> None:
+    for module in modules:
+        monkeypatch.setattr(module, "extension", None)
+
+
+def sent(bodies_: list[bytes]) -> list[bytes]:
+    return [bytes(24) + LAYOUT + body for body in bodies_]
+
+
+@given(BODIES, TIMES, st.just(NEVER) | TIMES, st.integers(0, (1 << 32) - 1), LARGE, LARGE)
+def test_a_run_is_stored_alike(found, enqueued_ms, expires_ms, queue_id, number, message_id):
+    run = runs.run_of(sent(found))
+    records, entries, refs = extension.store_run(run, enqueued_ms, expires_ms, queue_id, number, message_id)
+    assert records == [
+        (message_key(message_id + ahead), encode_message(enqueued_ms, expires_ms, LAYOUT, body))
+        for ahead, body in enumerate(found)
+    ]
+    assert entries == [
+        (queue_key(queue_id, Place.AVAILABLE, number + ahead), encode_entry(message_id + ahead))
+        for ahead, _ in enumerate(found)
+    ]
+    assert refs == [(number + ahead, message_id + ahead, 0, None) for ahead, _ in enumerate(found)]
+    for _, record in records:
+        check_message(record)
+
+
+@given(st.binary(max_size=200), st.integers(0, 200))
+def test_what_is_no_run_is_refused(data, at):
+    run = runs.run_of(sent([b"body"]))
+    for broken in (data, run[:at], run + data):
+        try:
+            extension.store_run(broken, 1, NEVER, 1, 1, 1)
+        except ValueError:
+            continue
+        assert runs.run_of(runs.records_of(broken)) == broken
+
+
+@given(BODIES, st.none() | st.tuples(st.integers(0, 19), st.integers(0, 400), st.integers(0, 255)))
+def test_damage_is_found_alike(found, damage):
+    records: list[Any] = [encode_message(1, NEVER, LAYOUT, body) for body in found]
+    if damage is not None:
+        index, at, byte = damage
+        record = records[index % len(records)]
+        records[index % len(records)] = record[: at % (len(record) + 1)] + bytes((byte,)) + record[at % len(record) + 1 :]
+    expected = all(bodies._checked(record) is not None for record in records)
+    assert extension.are_whole([*records, None]) is expected
+
+
+HELD = st.lists(
+    st.tuples(
+        st.integers(0, 12),  # the counter of its token
+        st.sampled_from((NEVER, 5_000)),  # when it expires
+        st.sampled_from((Place.AVAILABLE, Place.AVAILABLE, Place.DEFERRED)),
+        st.sampled_from((900, 1_000, 1_001, NEVER)),  # when the lock ends
+        st.integers(0, 2),  # its holder
+    ),
+    max_size=12,
+    unique_by=lambda each: each[0],
+)
+
+
+def token(counter: int) -> bytes:
+    return bytes(8) + counter.to_bytes(8, "big")
+
+
+def made(held: list[Any], ends_ms: list[int]) -> tuple[Locks, list[Holder]]:
+    found, holders = Locks(), [Holder() for _ in ends_ms]
+    for holder, until_ms in zip(holders, ends_ms, strict=True):
+        holder.until_ms = until_ms
+    for counter, due_ms, place, until_ms, number in held:
+        found.add(token(counter), ((counter, counter + 100, 0, None), 40, due_ms, place, until_ms, holders[number]))
+        holders[number].tokens[token(counter)] = None
+    return found, holders
+
+
+@given(HELD, st.lists(st.sampled_from((NEVER, 1_000, -1)), min_size=3, max_size=3), st.lists(st.integers(0, 14)))
+def test_locks_are_removed_alike(held, ends_ms, counters):
+    found, holders = made(held, ends_ms)
+    expected, other_holders = made(held, ends_ms)
+    tokens = [*map(token, counters), b"", b"no token"]
+    with pytest.MonkeyPatch.context() as patch:
+        without_extension(patch, locks)
+        refs = [each and each[:5] for each in expected.remove_all(tokens, 1_000)]
+    assert [each and each[:5] for each in found.remove_all(tokens, 1_000)] == refs
+    assert [*found.held] == [*expected.held]
+    assert (found.deferred, found.expiring) == (expected.deferred, expected.expiring)
+    assert [[*each.tokens] for each in holders] == [[*each.tokens] for each in other_holders]
+
+
+@given(HELD)
+def test_keys_are_made_alike(held):
+    found, _ = made(held, [NEVER] * 3)
+    messages = [*found.held.values()]
+
+    def keys() -> Any:
+        queue = Queue(7, Terms.of(QueueDescription(name="q")), Counts())
+        queue.counts = [100, 100, 100]
+        return *moves._keys_of(queue, messages), queue.counts
+
+    native = keys()
+    with pytest.MonkeyPatch.context() as patch:
+        without_extension(patch, moves)
+        assert native == keys()
+
+
+@given(
+    st.dictionaries(st.binary(max_size=1), st.binary(max_size=1)),
+    st.dictionaries(st.binary(max_size=1), st.none() | st.binary(max_size=1)),
+    st.lists(st.binary(max_size=1)),
+)
+def test_young_keys_are_deleted_alike(fresh, changed, keys):
+    tables = changes.YoungTable(), changes.YoungTable()
+    for table in tables:
+        table.fresh, table.changed = dict(fresh), {key: value for key, value in changed.items() if key not in fresh}
+    tables[0].delete(keys)
+    with pytest.MonkeyPatch.context() as patch:
+        without_extension(patch, changes)
+        tables[1].delete(keys)
+    assert (tables[0].fresh, tables[0].changed) == (tables[1].fresh, tables[1].changed)
+
+
+RANGES = st.lists(st.tuples(LARGE, st.integers(1, 300)) | LARGE, max_size=9)
+
+
+@given(RANGES)
+def test_tokens_of_ranges_are_alike(ranges):
+    given_ = [token(each) if isinstance(each, int) else token(each[0]) + each[1].to_bytes(4, "big") for each in ranges]
+    native = runs.tokens_of(given_)
+    with pytest.MonkeyPatch.context() as patch:
+        without_extension(patch, runs)
+        assert native == runs.tokens_of(given_)
+
+
+@given(BODIES)
+def test_runs_are_alike(found):
+    records = sent(found)
+    native = runs.run_of(records)
+    with pytest.MonkeyPatch.context() as patch:
+        without_extension(patch, runs)
+        assert native == runs.run_of(records)
+    assert runs.records_of(native) == records
+    assert runs.messages_of(native) == [[LAYOUT, body, None, None] for body in found]
+    middle = len(found) // 2
+    at = runs.offset_of(native, middle)
+    assert native[:at] + native[at:] == runs.run_of(records[:middle]) + runs.run_of(records[middle:])
+
+
+def test_the_checksum_of_an_entry_is_that_of_zlib():
+    [(_, entry)] = extension.store_run(runs.run_of(sent([b""])), 1, NEVER, 1, 1, 0x0123_4567_89AB_CDEF)[1]
+    assert int.from_bytes(entry[:4], "big") == crc32(entry[4:])
