@@ -11,6 +11,7 @@
 #   make dead-code  unused code; make coverage  code that no test runs    ARGS="tests/partition"
 #   make split     hosts of their own, cut links, killed processes, a queue that moves, for 10 minutes; needs root
 #   make soak, make fuzz, make power-loss                          ARGS="--help" lists the options
+#   make fuzz-native  libFuzzer on the C of protocol/native, with its coverage; needs clang
 #   make pairing-ledger  two paired brokers, the primary killed, stopped, cut off and slowed for half an hour
 #   make drain     how fast a syphon drains 1,000,000 messages, and in how much memory
 #   make kill-drivers  kill the drivers of jobs that change data, which takes a minute of CPU
@@ -39,7 +40,7 @@ EXAMPLES ?= 2000
 OF_BROKERS := $(addprefix tests/,end_to_end sessions forwarding operations client_commands protocol_client crash_ledger)
 
 .DEFAULT_GOAL := help
-.PHONY: help install spark pipeline-demo serve test test-one-process lint bench scaling model soak fuzz power-loss split pairing-ledger drain kill-drivers losing-a-worker capture-s3 pipeline-cluster pipeline-kills lock image pipeline-pods structure dead-code coverage clean
+.PHONY: help install spark pipeline-demo serve test test-one-process lint bench scaling model soak fuzz fuzz-native power-loss split pairing-ledger drain kill-drivers losing-a-worker capture-s3 pipeline-cluster pipeline-kills lock image pipeline-pods structure dead-code coverage clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -118,6 +119,9 @@ soak: $(EXTENSION)
 
 fuzz: $(EXTENSION)
 	$(BIN)/python -m tests.fuzz.run $(ARGS)
+
+fuzz-native: $(EXTENSION)
+	$(BIN)/python -m tests.fuzz.native_targets $(ARGS)
 
 power-loss: $(EXTENSION)
 	$(BIN)/python -m tests.power_loss.run $(ARGS)

@@ -6,6 +6,7 @@ from random import Random
 import pytest
 
 from protocol.engine.engine import Engine
+from tests.fuzz import native_targets
 from tests.fuzz.engine_cases import Server
 from tests.fuzz.mutations import mutated, session
 from tests.fuzz.run import Found, _engine_cases, fuzz_broker, fuzz_engine
@@ -19,6 +20,11 @@ def test_the_engine_takes_no_harm():
 
 def test_a_broker_takes_no_harm(tmp_path):
     assert fuzz_broker(SEED, 5, tmp_path) > 100
+
+
+@pytest.mark.parametrize("target", native_targets.TARGETS)
+def test_the_c_of_the_extension_takes_no_harm(target, tmp_path):
+    assert native_targets.change_seeds(target, 1, SEED, tmp_path) > 500
 
 
 def test_the_session_to_mutate_is_valid():

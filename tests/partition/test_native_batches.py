@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker import runs
+from broker.namespace.entities import QueueDescription
 from broker.partition.messages import moves
 from broker.partition.state import bodies, locks
 from broker.partition.state.locks import Holder, Locks
 from broker.partition.state.queue import Queue
 from broker.partition.state.terms import Terms
-from broker.namespace.entities import QueueDescription
 from protocol.extension import extension
 from storage.log import changes
 from storage.records import NEVER, Counts, Place, check_message, encode_entry, encode_message, message_key, queue_key
@@ -69,7 +69,9 @@ def test_damage_is_found_alike(found, damage):
     if damage is not None:
         index, at, byte = damage
         record = records[index % len(records)]
-        records[index % len(records)] = record[: at % (len(record) + 1)] + bytes((byte,)) + record[at % len(record) + 1 :]
+        records[index % len(records)] = (
+            record[: at % (len(record) + 1)] + bytes((byte,)) + record[at % len(record) + 1 :]
+        )
     expected = all(bodies._checked(record) is not None for record in records)
     assert extension.are_whole([*records, None]) is expected
 

@@ -1,0 +1,136 @@
+// What fuzzers give bytes to: TARGET is one of the functions below. All of it is the C of the extension that knows
+// nothing of Python. A target fails by a trap, or by what the sanitizers find.
+#include <stdlib.h>
+#include <string.h>
+
+#include "frames.h"
+#include "intake.h"
+#include "memory.h"
+#include "records.h"
+
+static void require(bool holds) {
+    if (!holds) abort();
+}
+
+// What is taken apart has as many bytes as it says, and is rendered.
+static void intake(const uint8_t *data, size_t size) {
+    static const uint8_t id[MESSAGE_ID_BYTES] = "\xA1\x20""0123456789abcdef0123456789abcdef";
+    for (int new_id = 0; new_id < 2; new_id++) {
+        struct intake found;
+        if (!intake_take(data, size, new_id, &found)) continue;
+        require(found.stored_at <= found.properties_at && found.properties_at <= found.rest_at && found.rest_at <= size);
+        uint8_t *record = malloc(RECORD_HEADER_BYTES + found.stored_bytes);
+        memset(record, 0, LAYOUT_AT);
+        memset(record + 16, 0xFF, 8);
+        record[16] = 0x7F; // never expires
+        memcpy(record + LAYOUT_AT, found.layout, LAYOUT_BYTES);
+        intake_store(&found, data, size, id, record + RECORD_HEADER_BYTES);
+        size_t record_bytes = RECORD_HEADER_BYTES + found.stored_bytes;
+        require(record_is_usual(record, record_bytes));
+        for (int locked = 0; locked < 2; locked++) {
+            struct delivery delivery = {.sequence_number = 1, .locked = locked};
+            size_t rendered_bytes = record_rendered_bytes(record, record_bytes, locked);
+            uint8_t *rendered = malloc(rendered_bytes);
+            require(record_render(record, record_bytes, &delivery, rendered) == rendered + rendered_bytes);
+            free(rendered);
+        }
+        free(record);
+    }
+}
+
+// The first bytes say how the form is cut out of the rest.
+static void frames(const uint8_t *data, size_t size) {
+    if (size < 8) return;
+    struct form form = {.head_bytes = data[0] % 24, .id_bytes = data[1] & 1 ? 1 : 4, .rest_bytes = data[2] % 24};
+    size_t form_bytes = form.head_bytes + 2 + form.rest_bytes, largest = (size_t)data[3] << 4;
+    uint64_t next_id = data[4];
+    bool dispositions = data[5] & 1;
+    data += 8;
+    size -= 8;
+    if (size < form_bytes) return;
+    form.head = data;
+    memcpy(form.tag_head, data + form.head_bytes, 2);
+    form.rest = data + form.head_bytes + 2;
+    data += form_bytes;
+    size -= form_bytes;
+    size_t at = frames_walk(data, 0, size, largest, &form, dispositions, &next_id);
+    require(at <= size && next_id <= UINT64_C(1) << 32);
+    while (size >= 4) {
+        struct transfer transfer;
+        uint16_t channel;
+        uint32_t handle;
+        bool is_known = transfer_link(data, size, &channel, &handle);
+        if (transfer_read(data, size, &transfer)) {
+            require(is_known && transfer.channel == channel && transfer.handle == handle);
+            require(transfer.payload_at <= transfer.size && transfer.payload_at <= size);
+            require(transfer.tag >= data && transfer.tag + transfer.tag_bytes <= data + transfer.payload_at);
+        }
+        size_t next = read_u32(data);
+        if (next < 8 || next > size) break;
+        data += next;
+        size -= next;
+    }
+}
+
+// A run of any bytes.
+static void records(const uint8_t *data, size_t size) {
+    size_t at = 0, bytes;
+    while ((bytes = run_next(data, size, &at))) {
+        require(at + bytes <= size);
+        if (record_is_usual(data + at, bytes)) {
+            struct delivery delivery = {.delivery_count = 7, .locked = bytes & 1};
+            size_t rendered_bytes = record_rendered_bytes(data + at, bytes, delivery.locked);
+            uint8_t *rendered = malloc(rendered_bytes);
+            require(record_render(data + at, bytes, &delivery, rendered) == rendered + rendered_bytes);
+            free(rendered);
+        }
+        at += bytes;
+    }
+}
+
+// Each byte is an operation on a map and a ring, beside a table of the keys that the map must have.
+static void memory(const uint8_t *data, size_t size) {
+    struct map map = {0};
+    struct ring ring = {.item_bytes = sizeof(uint64_t)};
+    struct buffer buffer = {0};
+    uint64_t expected[64] = {0}, pushed = 0, popped = 0;
+    for (size_t at = 0; at < size; at++) {
+        uint64_t key = 1 + (data[at] & 63), value = at + 1;
+        switch (data[at] >> 6) {
+        case 0:
+        case 1:
+            require(map_put(&map, key << 32 | key, value));
+            expected[key - 1] = value;
+            break;
+        case 2:
+            require(map_remove(&map, key << 32 | key) == (expected[key - 1] != 0));
+            expected[key - 1] = 0;
+            break;
+        default:
+            if (data[at] & 1 || !ring.count) *(uint64_t *)ring_push(&ring) = pushed++;
+            else if (data[at] & 2) require(*(uint64_t *)ring_at(&ring, 0) == popped++), ring_pop(&ring);
+            else require(*(uint64_t *)ring_at(&ring, ring.count - 1) == --pushed), ring_pop_last(&ring);
+            require(ring.count == pushed - popped);
+        }
+        require(buffer_reserve(&buffer, data[at]));
+        buffer.size += data[at];
+        for (uint64_t each = 1; each <= 64; each++) {
+            uint64_t *found = map_find(&map, each << 32 | each);
+            require(found ? *found == expected[each - 1] : !expected[each - 1]);
+        }
+    }
+    map_free(&map);
+    ring_free(&ring);
+    buffer_free(&buffer);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    static void (*const targets[])(const uint8_t *, size_t) = {intake, frames, records, memory};
+    static const char *const names[] = {"intake", "frames", "records", "memory"};
+    uint8_t *copy = malloc(size ? size : 1); // so that a read behind the end is found
+    memcpy(copy, data, size);
+    for (size_t each = 0; each < sizeof targets / sizeof *targets; each++)
+        if (!strcmp(names[each], TARGET)) targets[each](copy, size);
+    free(copy);
+    return 0;
+}
