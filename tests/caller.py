@@ -1,11 +1,16 @@
 """What the caller's environment says to the tests, and not to the brokers that they start.
 
-A broker takes every variable that begins with PEEKLOCK_ for a setting, and refuses one it does not know.
+A broker takes every variable that begins with PEEKLOCK_ for a setting, and refuses one it does not know. Only
+PEEKLOCK_PURE is for brokers, too: they do without the extension in C, as the tests' own process does.
 """
 
 import os
 
-VARIABLES = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("PEEKLOCK_")}
+from broker.settings.variables import PURE_VARIABLE
+
+VARIABLES = {
+    name: os.environ.pop(name) for name in list(os.environ) if name.startswith("PEEKLOCK_") and name != PURE_VARIABLE
+}
 REQUIRE_INTEROP = VARIABLES.get("PEEKLOCK_REQUIRE_INTEROP") == "1"  # an SDK that is missing is a failure
 REQUIRE_DISKS = VARIABLES.get("PEEKLOCK_REQUIRE_DISKS") == "1"  # a file system that cannot be mounted is a failure
 REQUIRE_DEPLOYMENT = VARIABLES.get("PEEKLOCK_REQUIRE_DEPLOYMENT") == "1"  # so is a tool that reads what deploy/ holds

@@ -120,6 +120,7 @@ MAY_IMPORT = {
     },
     "broker.metrics": set(),
     "broker.listening": set(),
+    "broker.supervisor": {"broker", "protocol.extension", "storage"},
     "broker.settings": {"broker", "storage", "protocol.symbols"},
     "broker.settings.config": {
         "broker.administration.address",

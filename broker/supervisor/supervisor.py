@@ -17,6 +17,7 @@ from broker.logging import configure_logging, get_logger
 from broker.namespace.entities import Frozen
 from broker.ports_file import remove_ports, write_ports
 from broker.settings.config import ConfigurationError, Settings, is_loopback
+from broker.settings.variables import PURE_VARIABLE
 from broker.supervisor import interpreters
 from broker.supervisor.definitions import bring_in_line
 from broker.supervisor.parking import Parking
@@ -24,6 +25,7 @@ from broker.supervisor.processes import Processes, Role
 from broker.supervisor.reloading import Reloading
 from broker.supervisor.roles import all_roles, roles_of_gateways, roles_of_worker
 from broker.touched_partition import touched_file
+from protocol.extension import extension
 from storage.data_dir import ROOT_KEY_FILE, RUN, DataDirectory, DataDirectoryError
 from storage.lmdb_store import StoreInUse, UnknownFormat, WrongPartition
 from storage.store import StoreError, StoreFull
@@ -251,6 +253,8 @@ def _announce(settings: Settings, part: Part, answers: dict[str, dict[str, Any]]
         print(worker_text(settings, answers.get("observer", {})), flush=True)
         return
     workers = settings.worker_count if part is Part.ALL else len(settings.cluster.workers)
+    if extension is None and os.environ.get(PURE_VARIABLE) != "1":
+        log.warning("the extension in C is not built: messages cost several times as much", fix="install peeklock anew")
     log.info("ready", partitions=settings.partitions, workers=workers)
     if (host := opened_by_known_key(settings)) is not None:
         log.warning(
