@@ -33,9 +33,6 @@ class Sender(Protocol):
     def post_early(self) -> None:
         """More messages have gathered than should wait for the end of the turn."""
 
-    def on_unusual(self, delivery: int, payload: bytes, settled: bool) -> None:
-        """A message that only Python takes. It comes behind those that have gathered."""
-
 class Incoming:
     """Deliveries that come in on a link. Usual messages gather; `pending` deliveries wait for an outcome, in order.
 
@@ -141,6 +138,9 @@ class Events(Protocol):
 
     def on_event(self) -> None:
         """Handle proton's first event, and leave it to be popped."""
+
+    def on_unusual(self, address: int, payload: bytes, settled: bool) -> None:
+        """A message that only Python takes, and the address of its delivery. It is behind those that have gathered."""
 
 class Pump:
     """Moves frames between a connection's bytes and proton, with the links that were added."""

@@ -420,10 +420,12 @@ class Engine:
             link.forget_sent(delivery)
             self._handler.on_outcome(link, delivery, token, state, settled)
 
-    def on_unusual(self, link: Link, delivery: int, payload: bytes, settled: bool) -> None:
-        """A whole message that the pump does not take."""
+    def on_unusual(self, address: int, payload: bytes, settled: bool) -> None:
+        """A whole message that the pump does not take, behind those that have gathered."""
+        delivery = delivery_at(address)
+        link = self.links[_link_of(delivery)]
         link.known_credit = None
-        self._whole(link, delivery_at(delivery), payload, settled)
+        self._whole(link, delivery, payload, settled)
 
     def _whole(self, link: Link, delivery: Delivery, payload: bytes, settled: bool) -> None:
         """A message of one transfer, without a state, and no batch."""

@@ -24,7 +24,7 @@ typedef struct {
 } Pump;
 
 struct payload {
-    Incoming *incoming;
+    void *link;
     const uint8_t *bytes;
     size_t size;
 };
@@ -44,16 +44,24 @@ static int call_engine(Pump *pump) {
     return result ? 0 : -1;
 }
 
-static int received(Pump *pump, Incoming *incoming, void *delivery) {
-    if (!pump->payloads.count || !proton.delivery_readable(delivery)) return call_engine(pump);
-    struct payload payload = *(struct payload *)ring_at(&pump->payloads, 0);
-    if (payload.incoming != incoming) return call_engine(pump);
+// Take the payload of a delivery that has come on the link. False if proton has it, or this is another event.
+static bool take_payload(Pump *pump, void *link, void *delivery, struct payload *payload) {
+    if (!pump->payloads.count || !proton.delivery_readable(delivery)) return false;
+    *payload = *(struct payload *)ring_at(&pump->payloads, 0);
+    if (payload->link != link) return false;
     ring_pop(&pump->payloads);
-    proton.link_advance(incoming->link);
+    return true;
+}
+
+// `incoming` is NULL if it was removed after the transfer was staged, or never was there.
+static int received(Pump *pump, Incoming *incoming, void *link, void *delivery) {
+    struct payload payload;
+    if (!take_payload(pump, link, delivery, &payload)) return call_engine(pump);
+    proton.link_advance(link);
     bool settled = proton.delivery_settled(delivery); // by the transfer, or by a disposition behind it
-    int taken = incoming_take(incoming, delivery, payload.bytes, payload.size, settled);
+    int taken = incoming ? incoming_take(incoming, delivery, payload.bytes, payload.size, settled) : 0;
     if (taken) return taken < 0 ? -1 : 0;
-    PyObject *result = PyObject_CallMethod(incoming->owner, "on_unusual", "Ky#O", address_of(delivery), payload.bytes,
+    PyObject *result = PyObject_CallMethod(pump->engine, "on_unusual", "Ky#O", address_of(delivery), payload.bytes,
                                            (Py_ssize_t)payload.size, settled ? Py_True : Py_False);
     Py_XDECREF(result);
     return result ? 0 : -1;
@@ -74,16 +82,13 @@ static int dispatch(Pump *pump) {
         if (proton.event_type(event) != DELIVERY_EVENT) {
             result = call_engine(pump);
         } else {
-            void *delivery = proton.event_delivery(event);
-            PyObject *link = linked(&pump->by_link, address_of(proton.delivery_link(delivery)));
-            if (!link) {
-                result = call_engine(pump);
-            } else {
-                Py_INCREF(link); // its owner may remove it
-                bool is_incoming = (PyObject *)Py_TYPE(link) == incoming_type;
-                result = is_incoming ? received(pump, (Incoming *)link, delivery) : told(pump, (Outgoing *)link, delivery);
-                Py_DECREF(link);
-            }
+            void *delivery = proton.event_delivery(event), *pointer = proton.delivery_link(delivery);
+            PyObject *link = linked(&pump->by_link, address_of(pointer));
+            Py_XINCREF(link); // its owner may remove it
+            bool is_outgoing = link && (PyObject *)Py_TYPE(link) == outgoing_type;
+            result = is_outgoing ? told(pump, (Outgoing *)link, delivery)
+                                 : received(pump, (Incoming *)link, pointer, delivery);
+            Py_XDECREF(link);
         }
         proton.collector_pop(pump->collector);
         if (result < 0) return -1;
@@ -135,7 +140,7 @@ static int take_transfer(Pump *pump, Incoming *incoming, const uint8_t *frame, c
         return -1;
     }
     size_t size = transfer->size - transfer->payload_at;
-    *payload = (struct payload){incoming, frame + transfer->payload_at, size};
+    *payload = (struct payload){incoming->link, frame + transfer->payload_at, size};
     size_t at = pump->staged.size;
     if (stage(pump, frame, transfer->payload_at) < 0) return -1;
     write_u32(pump->staged.bytes + at, (uint32_t)transfer->payload_at);

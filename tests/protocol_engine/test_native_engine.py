@@ -51,10 +51,6 @@ class Gathered:
     def post_early(self) -> None:
         self.take()
 
-    def on_unusual(self, delivery: int, payload: bytes, settled: bool) -> None:
-        self.take()
-        self._peer.engine.on_unusual(self._link, delivery, payload, settled)
-
     def take(self) -> None:
         if count := self.incoming.count:
             found = messages_of(self.incoming.take_run())
@@ -160,6 +156,26 @@ def test_messages_that_come_are_told_alike(steps, cuts):
         for event in each.events:
             by_link[each is peer].setdefault(event[1], []).append(as_taken(event))
     assert by_link[True] == by_link[False]
+
+
+def test_messages_of_a_link_that_was_removed_meanwhile_are_told():
+    peer = NativePeer()
+    taken = peer.on_message
+
+    def remove(link: Link, *told: Any) -> None:
+        taken(link, *told)
+        peer.engine.forget_native(link)
+
+    peer.on_message = remove  # type: ignore[method-assign]
+    steps = [("plain", 1, "usual"), ("plain", 1, "unusual"), ("plain", 1, "usual"), ("plain", 2, "usual")]
+    peer.push(b"".join(frames_of(steps)))
+    taken_apart = take_apart(USUAL)
+    assert peer.events == [
+        ("taken", "link-1", taken_apart, False),
+        ("message", "link-1", UNUSUAL, False, False, 0),
+        ("message", "link-1", USUAL, False, False, 0),
+        ("taken", "link-2", taken_apart, False),
+    ]
 
 
 def test_messages_that_come_are_accepted_in_order():

@@ -62,9 +62,6 @@ class SenderChannel(LinkChannel):
     def post_early(self) -> None:
         self.post_gathered()
 
-    def on_unusual(self, delivery: int, payload: bytes, settled: bool) -> None:
-        self._sender.link.engine.on_unusual(self._sender.link, delivery, payload, settled)
-
     # -- commands
 
     @property
@@ -179,6 +176,7 @@ class SenderChannel(LinkChannel):
             self.worker.post(wire.send(self.partition, 0, self._sender.queue, messages))
         if self._incoming is not None and (count := self._incoming.count):
             self.worker.post_run(self.partition, 0, self._sender.queue, count, self._incoming.take_run())
+        self._sender.link.engine.forget_native(self._sender.link)
         self.forget()
         self.pending.clear()
 

@@ -1,0 +1,104 @@
+"""Usual messages, which the extension takes if it is there: what they are beside, and where they end."""
+
+from typing import Any
+
+import pytest
+
+from broker.errors import EntityNotFound
+from broker.wire import Op, Outcome
+from protocol.codec import Described, UInt, ULong, encode
+from storage.records import NEVER, encode_message
+from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, message, outcome
+from tests.gateway.in_process import Client, started_gateway
+
+EXPIRING = encode(Described(ULong(0x70), [None, None, UInt(60_000)]))
+
+
+class Scene:
+    def __init__(self, directory: Any) -> None:
+        self.gateway, self.worker = started_gateway(directory)
+        self.client = Client(self.gateway)
+        self.client.connect()
+
+    @property
+    def link(self) -> Any:
+        [link] = self.client.connection.engine.links.values()
+        return link
+
+    @property
+    def channel(self) -> int:
+        channel: int = getattr(self.link.context, "_only").number  # noqa: B009 - of senders and receivers
+        return channel
+
+
+def bodies(worker_commands: list[list[Any]]) -> list[bytes]:
+    return [each[1][-1:] for command in worker_commands if command[0] == Op.SEND for each in command[4]]
+
+
+async def test_usual_and_unusual_messages_stay_in_order(tmp_path):
+    scene = Scene(tmp_path)
+    handle = scene.client.attach(sender=True, address="orders")
+    await scene.worker.commands()
+    numbers = [
+        scene.client.transfer(
+            handle, (EXPIRING if number % 3 == 0 else b"") + message(bytes((number,))), settled=number == 4
+        )
+        for number in range(9)
+    ]
+    sends = [command for command in await scene.worker.commands() if command[0] == Op.SEND]
+    assert bodies(sends) == [bytes((number,)) for number in range(9)]
+    assert [each[2] for command in sends for each in command[4]] == [60_000, None, None] * 3
+    scene.client.frames()
+    scene.worker.say([Op.SENT, scene.channel, 9])
+    told = [frame.fields for frame in scene.client.frames() if frame.code == DISPOSITION]
+    ids = [
+        each
+        for first, last in [(f[1], f[1] if f[2] is None else f[2]) for f in told]
+        for each in range(first, last + 1)
+    ]
+    assert ids == [number for number in numbers if number != 4]
+
+
+async def test_what_comes_after_the_broker_has_closed_the_link_is_not_stored(tmp_path):
+    scene = Scene(tmp_path)
+    handle = scene.client.attach(sender=True, address="orders")
+    scene.client.transfer(handle, message(b"stored"))
+    await scene.worker.commands()
+    connection = scene.client.connection
+    connection.detach(scene.link, EntityNotFound("gone"))
+    connection.flush()
+    scene.client.transfer(handle, message(b"too late"))
+    assert bodies(await scene.worker.commands()) == []
+    assert not scene.client.has_ended
+
+
+@pytest.mark.parametrize("is_settled", [False, True])
+async def test_accepted_deliveries_are_settled_in_order_with_others(tmp_path, is_settled):
+    scene = Scene(tmp_path)
+    scene.client.attach(sender=False, address="orders", credit=10)
+    record = encode_message(1, NEVER, bytes(16), message(b"body"))
+    run = b"".join(len(each).to_bytes(4, "big") + each for each in [record] * 4)
+    first = bytes(8) + (1).to_bytes(8, "big")
+    scene.worker.say([Op.DELIVER_RUN, scene.channel, 1000, first, 7, 0, 4, run])
+    expiring = encode_message(1, 9_000_000_000_000, bytes(16), message(b"body"))
+    tokens = [bytes(8) + number.to_bytes(8, "big") for number in range(1, 6)]
+    scene.worker.say([Op.DELIVER, scene.channel, 1000, [tokens[4], 11, 0, expiring, None]])
+    ids = [frame.fields[1] for frame in scene.client.frames() if frame.code == TRANSFER]
+    assert len(ids) == 5
+    await scene.worker.commands()
+    released = Described(ULong(0x26), [])
+    scene.client.say(DISPOSITION, True, ids[0], ids[1], is_settled, outcome(ACCEPTED))
+    scene.client.say(DISPOSITION, True, ids[2], ids[2], is_settled, released)
+    scene.client.say(DISPOSITION, True, ids[3], ids[4], is_settled, outcome(ACCEPTED))
+    settled = [(c[3], list(c[4]), list(c[5])) for c in await scene.worker.commands() if c[0] == Op.SETTLE]
+    channel = 0 if is_settled else scene.channel
+    assert settled == [
+        (Outcome.ACCEPTED, [channel, 2], tokens[:2]),
+        (Outcome.RELEASED, [channel, 1], tokens[2:3]),
+        (Outcome.ACCEPTED, [channel, 2], tokens[3:]),
+    ]
+    if not is_settled:
+        scene.worker.say(*[[Op.SETTLED, [channel, count]] for count in (2, 1, 2)])
+        told = [frame.fields for frame in scene.client.frames() if frame.code == DISPOSITION]
+        assert sum((last or first) - first + 1 for _, first, last, *_ in told) == 5
+    assert scene.link.unsettled == 0
