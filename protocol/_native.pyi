@@ -1,6 +1,57 @@
-"""The extension of `protocol/native`: see `protocol.engine.native`. Addresses are those of proton's objects."""
+"""The extension of `protocol/native`: see `protocol.extension`."""
 
-from typing import Protocol
+from typing import Any, Protocol
+
+# -- a partition's loops over usual messages; refs, held messages and entry items are those of `broker.partition`
+
+def store_run(
+    run: bytes, enqueued_ms: int, expires_ms: int, queue_id: int, first_number: int, first_message_id: int
+) -> tuple[list[tuple[bytes, bytes]], list[tuple[bytes, bytes]], list[tuple[int, int, int, None]]]:
+    """Items of MESSAGES, items of QUEUE, and refs of the messages of a run. Raises ValueError for what is no run."""
+
+def refs_of(items: list[tuple[bytes, bytes]]) -> list[tuple[int, int, int, None]] | None:
+    """Of items of QUEUE; None if one has an overlay or is damaged."""
+
+def are_whole(records: list[bytes | None]) -> bool:
+    """True if the checksums of all records are right."""
+
+def take_usual(
+    refs: list[Any], records: list[bytes | None], never: int, weight_bytes: int, limit_bytes: int
+) -> tuple[list[tuple[Any, bytes, int]], int] | None:
+    """(ref, record, never) of the first messages, and their bytes with `weight_bytes` more for each.
+
+    At least one, and up to the first with which the limit is reached. None if one of these is missing, has an overlay,
+    or expires.
+    """
+
+def lock(
+    taken: list[tuple[Any, bytes, int]],
+    prefix: bytes,
+    first_counter: int,
+    until_ms: int,
+    place: int,
+    holder: Any,
+    held: dict[bytes, Any],
+    tokens: dict[bytes, None],
+) -> list[Any]:
+    """Lock the messages, with consecutive tokens. Returns entry items."""
+
+def unlock(
+    held: dict[bytes, Any], tokens: list[bytes], now_ms: int, never: int, deferred: set[int], expiring: set[int]
+) -> list[Any]:
+    """Remove the locks of these tokens; None in place of one that is not held, or has ended."""
+
+def keys_of(messages: list[Any], queue_id: int, never: int) -> tuple[list[bytes], list[bytes], int] | None:
+    """Keys of QUEUE, keys of MESSAGES, and bytes of held messages; None if one is not available, or expires."""
+
+def run_of(records: list[bytes]) -> bytes: ...
+def tokens_of(ranges: Any) -> list[bytes]:
+    """Each token, of a sequence of tokens and ranges of tokens: see `broker.runs`."""
+
+def pop_all(items: dict[bytes, bytes], keys: tuple[bytes, ...]) -> list[bytes]:
+    """Remove these keys. Returns those that are not there."""
+
+# -- messages and frames; addresses are those of proton's objects
 
 def setup(functions: dict[str, int], message_id_prefix: bytes) -> None: ...
 def walk(

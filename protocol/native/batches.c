@@ -114,6 +114,35 @@ end:
     return result;
 }
 
+// refs_of(items of QUEUE) -> refs; None if an entry has an overlay or a wrong checksum
+PyObject *refs_of(PyObject *module, PyObject *items) {
+    (void)module;
+    Py_ssize_t count = PyList_Size(items);
+    if (count < 0) return NULL;
+    PyObject *refs = PyList_New(count);
+    for (Py_ssize_t index = 0; refs && index < count; index++) {
+        PyObject *item = PyList_GetItem(items, index), *ref = NULL;
+        char *key, *entry;
+        Py_ssize_t key_bytes, entry_bytes;
+        if (PyBytes_AsStringAndSize(PyTuple_GetItem(item, 0), &key, &key_bytes) < 0 ||
+            PyBytes_AsStringAndSize(PyTuple_GetItem(item, 1), &entry, &entry_bytes) < 0) {
+            Py_CLEAR(refs);
+            break;
+        }
+        const uint8_t *bytes = (const uint8_t *)entry;
+        if (key_bytes != QUEUE_KEY_BYTES || entry_bytes != ENTRY_BYTES ||
+            crc32_of(bytes + 4, ENTRY_BYTES - 4) != read_u32(bytes)) {
+            Py_DECREF(refs);
+            Py_RETURN_NONE;
+        }
+        ref = Py_BuildValue("KKIO", (unsigned long long)read_u64((const uint8_t *)key + QUEUE_KEY_BYTES - 8),
+                            (unsigned long long)read_u64(bytes + 4), (unsigned int)read_u32(bytes + 12), Py_None);
+        if (!ref) Py_CLEAR(refs);
+        else PyList_SetItem(refs, index, ref);
+    }
+    return refs;
+}
+
 // are_whole(records) -> True if all are records whose checksum is right, or None
 PyObject *are_whole(PyObject *module, PyObject *records) {
     (void)module;

@@ -76,6 +76,21 @@ def test_damage_is_found_alike(found, damage):
     assert extension.are_whole([*records, None]) is expected
 
 
+@given(
+    st.lists(st.tuples(LARGE, LARGE, st.integers(0, (1 << 32) - 1)), max_size=9),
+    st.none() | st.tuples(st.integers(0, 8), st.binary(max_size=20)),
+)
+def test_entries_are_read_alike(entries, damage):
+    items: list[Any] = [(queue_key(7, 0, number), encode_entry(*entry)) for number, *entry in entries]
+    is_usual = damage is None or damage[0] >= len(items)
+    if damage is not None and not is_usual:
+        items[damage[0]] = items[damage[0]][0], damage[1]
+    refs = extension.refs_of(items)
+    assert refs == ([(*each, None) for each in entries] if is_usual else None)
+    with_overlay = [(queue_key(7, 0, 1), encode_entry(1, 0, {1: 2}))]
+    assert extension.refs_of([*items, *with_overlay]) is None
+
+
 HELD = st.lists(
     st.tuples(
         st.integers(0, 12),  # the counter of its token

@@ -340,9 +340,10 @@ def _fetch(core: Core, queue: Queue, limit: int) -> None:
     start = queue_key(queue.id, _AVAILABLE, window.cursor)
     items = core.store.scan(_QUEUE, start, queue_key(queue.id, _DEFERRED, 0), limit)
     core.turn.work += len(items)
-    refs: list[Ref] = []
     skip = window.skip
-    for key, value in items:
+    usual = extension.refs_of(items) if extension is not None and not skip else None
+    refs: list[Ref] = usual or []
+    for key, value in items if usual is None else ():
         _, _, number = unpack_queue_key(key)
         if number in skip:
             skip.discard(number)
