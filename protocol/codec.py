@@ -464,6 +464,12 @@ def _sized(octets: bytes) -> bytes:
     return len(octets).to_bytes(4, "big") + octets
 
 
+def _char(value: str) -> bytes:
+    if len(value) != 1:
+        raise ValueError(f"a char of {len(value)} characters")
+    return value.encode("utf-32-be")
+
+
 # The constructor of array elements, and their payload: always the wide form, because all elements share it.
 _ELEMENTS: Final[dict[type, tuple[int, Callable[[Any], bytes]]]] = {
     type(None): (0x40, lambda _: b""),
@@ -479,7 +485,7 @@ _ELEMENTS: Final[dict[type, tuple[int, Callable[[Any], bytes]]]] = {
     Float: (0x72, _fixed("f")),
     float: (0x82, _fixed("d")),
     Timestamp: (0x83, _fixed("q")),
-    Char: (0x73, lambda value: value.encode("utf-32-be")),
+    Char: (0x73, _char),
     Decimal32: (0x74, _fixed("4s")),
     Decimal64: (0x84, _fixed("8s")),
     Decimal128: (0x94, _fixed("16s")),

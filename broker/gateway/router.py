@@ -46,7 +46,7 @@ from broker.wire import (
     TakesRuns,
 )
 from protocol import error_texts
-from protocol.engine.native import native
+from protocol.extension import extension
 
 log = get_logger("gateway")
 
@@ -215,7 +215,7 @@ class WorkerConnection:
     def _begin(self) -> None:
         """The worker has sent HELLO. Before that it may be a dying worker, whose socket closes last."""
         self.connected.set()
-        if native is not None:
+        if extension is not None:
             self.post(wire.takes_runs())
         self._router.metrics.worker_connects += 1
         if self._was_lost:
