@@ -260,7 +260,7 @@ def test_a_surrogate_is_no_char(hexadecimal):
 
 @pytest.mark.parametrize("text", ["", "ab"])
 def test_a_char_is_one_character(text):
-    for value in (Char(text), Array(Char, [Char(text)])):
+    for value in (Char(text), Array(Char, (Char(text),))):
         with pytest.raises(ValueError, match=f"a char of {len(text)} characters"):
             encode(value)
 
