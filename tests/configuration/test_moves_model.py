@@ -15,7 +15,7 @@ from broker.errors import BrokerError
 from broker.namespace.entities import Description, QueueDescription, SubscriptionDescription, TopicDescription
 from broker.wire import ENTRY, Op
 from storage.queue_ids import entity_of, queue_id_of
-from storage.records import MESSAGE_HEADER_BYTES
+from storage.records import ARRIVED_AS_PREFIX, ARRIVED_FROM_PREFIX, MESSAGE_HEADER_BYTES
 from storage.store import Table
 from tests.configuration.workers_in_process import Workers
 from tests.models import model_settings
@@ -343,9 +343,10 @@ class MovesMachine(RuleBasedStateMachine):
             for key, _ in store.scan(table, b"\0", b"\xff" * 40, 1 << 30):
                 if entity_of(int.from_bytes(key[:4], "big")) in entity_ids:
                     found.append(key)
-        names = (b"deleted-entity-", b"arriving-", b"arrived-", b"frozen-")
+        names = (b"deleted-entity-", b"arriving-", ARRIVED_AS_PREFIX, ARRIVED_FROM_PREFIX, b"frozen-")
         for key, _ in store.scan(Table.META, b"\0", b"\xff" * 40, 1 << 30):
-            if key.startswith(names) and int.from_bytes(key[-4:], "big") in entity_ids:
+            of = [key[len(name) :][:4] for name in names if key.startswith(name)]  # a message id may follow
+            if any(int.from_bytes(each, "big") in entity_ids for each in of):
                 found.append(key)
         return found
 
