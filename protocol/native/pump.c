@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #define STAGED_BYTES (16 << 10) // given to proton at once
-#define PEEK_BYTES (64 << 10)   // taken from proton at once
+#define PEEK_BYTES 1024         // taken from proton at once, at least
 
 // Moves frames between a connection's socket and proton. Of usual transfers proton gets and writes the performatives
 // alone; payloads go from the peer's frames to an Incoming, and from an Outgoing to the frames for the peer.
