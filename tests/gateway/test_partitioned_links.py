@@ -10,6 +10,7 @@ import pytest
 from broker.gateway.links import partitioned_receivers
 from broker.gateway.links.session_links import FIRST_ANSWER_S
 from broker.namespace.fragments import fragment_of
+from broker.runs import run_of
 from broker.wire import Op
 from protocol.codec import Described, Symbol, UByte, UInt, ULong, encode
 from storage.records import LAYOUT_BYTES, MESSAGE_HEADER_BYTES
@@ -427,6 +428,22 @@ async def test_a_receiver_is_open_on_all_fragments_with_a_part_of_the_credit(rec
         assert ops(found) == [Op.OPEN_RECEIVER, Op.WATCH, Op.GRANT]
         assert found[0][1] == number
         assert found[2][3] == 10
+
+
+@pytest.mark.parametrize("as_run", [False, True])
+async def test_deliveries_use_the_grant_of_their_fragment_once(receiving: Receiving, as_run: bool) -> None:
+    await receiving.begin()
+    receiving.attach(credit=30)
+    await receiving.commands()
+    if as_run:
+        run = run_of([RECORD] * 4)
+        receiving.workers[1].say([Op.DELIVER_RUN, receiving.channel(1), 1, token_of(1, 1), (1 << 48) + 1, 0, 4, run])
+    else:
+        receiving.deliver(1, 1, 2, 3, 4)
+    assert len(receiving.transfers()) == 4
+    [link] = [each for each in receiving.client.connection.engine.links.values() if each.is_sender]
+    share = link.context._shares._shares[1]
+    assert (share.used, share.granted) == (4, 6)
 
 
 async def test_scarce_credit_goes_to_the_fragment_with_messages(receiving: Receiving) -> None:

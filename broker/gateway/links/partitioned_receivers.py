@@ -9,7 +9,7 @@ from broker.gateway.host import Host
 from broker.gateway.links.receivers import ClientReceiver, ReceiverChannel
 from broker.gateway.links.shares import Action, Kind, Shares
 from broker.gateway.namespace import Entity
-from broker.wire import ENTRY, DeliverRun
+from broker.wire import ENTRY
 from protocol.addresses import Address
 from protocol.engine.links import Link
 
@@ -130,11 +130,6 @@ class PartitionedReceiver(ClientReceiver):
     def on_deliver(self, channel: ReceiverChannel, locked_until_ms: int, entries: list[object]) -> None:
         self._shares.delivered(channel.partition, len(entries) // ENTRY)
         super().on_deliver(channel, locked_until_ms, entries)
-        self.ask()
-
-    def on_deliver_run(self, channel: ReceiverChannel, message: DeliverRun) -> None:
-        self._shares.delivered(channel.partition, message.messages)
-        super().on_deliver_run(channel, message)
         self.ask()
 
     def on_worker_lost(self, channel: ReceiverChannel) -> None:
