@@ -27,10 +27,10 @@ def test_no_message_costs_much_more_instructions_than_were_recorded():
     for work in WORKS:
         per_role = counted[work.name]
         if work.workers:
-            assert per_role["gateway"] > 10_000
-            assert per_role["worker"] > 5_000
+            assert per_role["gateway"] > 1_000
+            assert per_role["worker"] > 1_000
         else:
-            assert per_role["one_process"] > 15_000
+            assert per_role["one_process"] > 2_000
     assert instructions.exceeded(counted, instructions.budget()) == []
 
 

@@ -117,6 +117,7 @@ def test_all_the_credit_there_is_brings_no_flood(start_broker):
 
 def test_a_receiver_whose_session_window_is_closed_takes_no_more_than_its_share(broker):
     """All the credit, and no window: a backlog must not end in the gateway's memory, nor be lost from a queue."""
+    purge(broker)
     with RawPeer.connect(broker.amqp_port) as peer:
         fill(peer, 2500, 5_000)
         peer.begin(1, incoming_window=1)

@@ -21,6 +21,7 @@ from tests.operations.test_tls import Certificates
 
 PATH = "/$servicebus/websocket"
 SUBPROTOCOL = Subprotocol("AMQPWSB10")
+OPEN_TIMEOUT_S = 60.0  # a busy machine answers late
 QUEUES = '[[queues]]\nname = "orders"\n[[queues]]\nname = "many"\n'
 
 
@@ -32,7 +33,7 @@ def broker(tmp_path_factory):
 
 def opened(broker, path=PATH, **options):
     options = {"subprotocols": [SUBPROTOCOL], "compression": None, "max_size": None} | options
-    return connect(f"ws://localhost:{broker.http_port}{path}", **options)
+    return connect(f"ws://localhost:{broker.http_port}{path}", open_timeout=OPEN_TIMEOUT_S, **options)
 
 
 class Bridge:
@@ -88,7 +89,8 @@ def test_over_tls(tmp_path):
     config = f"[http]\ntls_port = {https}\n{made.settings()}{QUEUES}"
     with Broker(tmp_path / "broker", config):
         trusting = ssl.create_default_context(cafile=made.ca)
-        with connect(f"wss://localhost:{https}{PATH}/", ssl=trusting, subprotocols=[SUBPROTOCOL]) as websocket:
+        url = f"wss://localhost:{https}{PATH}/"
+        with connect(url, ssl=trusting, subprotocols=[SUBPROTOCOL], open_timeout=OPEN_TIMEOUT_S) as websocket:
             connection = Bridge(websocket).connection()
             connection.create_sender("orders").send(proton.Message(body="one"))
             assert connection.create_receiver("orders").receive(20).body == "one"
