@@ -4,6 +4,8 @@ import os
 import socket
 from typing import Final
 
+# Between gateways and workers. With less, a turn of a worker has less than it could commit at once.
+SEND_BUFFER_BYTES: Final = 4 << 20
 JOURNAL_SOCKET: Final = "run/journal.sock"  # in the data directory: where the journal listens for gateways
 
 

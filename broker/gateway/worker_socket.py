@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import struct
 from typing import cast
 
@@ -9,6 +10,7 @@ import msgpack
 
 from broker import wire
 from broker.gateway.router import EARLY_BYTES, OUTPUT_HIGH_BYTES, RECONNECT_SECONDS, Router, WorkerConnection
+from broker.unix_socket import SEND_BUFFER_BYTES
 from broker.wire import Command, Followed, Join, Message, TakesRuns
 
 REFUSED_SECONDS = 2.0  # between two looks at a worker that cannot be used
@@ -61,6 +63,8 @@ class SocketConnection(WorkerConnection, asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
         self._lost.clear()
         connection = transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         is_plain = connection is not None and transport.get_extra_info("ssl_object") is None
         self._descriptor = connection.fileno() if is_plain else -1
 

@@ -13,6 +13,7 @@ from itertools import islice
 import msgpack
 
 from broker import wire
+from broker.unix_socket import SEND_BUFFER_BYTES
 from broker.wire import Message
 
 READ_BYTES = 1 << 20
@@ -21,7 +22,6 @@ READ_BYTES = 1 << 20
 TURN_BYTES = 1 << 20
 # The worker stops reading from a gateway that has this much unread, until the gateway has caught up.
 OUTPUT_HIGH_BYTES = 64 << 20
-SEND_BUFFER_BYTES = 4 << 20
 COPIED_BYTES = 16 << 10  # up to this, a copy of a frame costs less than what avoids it
 _frame_head = struct.Struct(">I").pack
 _frame_length = struct.Struct(">I").unpack_from
