@@ -47,12 +47,17 @@ def messages_of(run: bytes) -> list[Any]:
     ]
 
 
-def entries_of(run: bytes, token: bytes, number: int, delivery_count: int) -> list[Any]:
+def entries_of(run: bytes, token: bytes, numbers: int | bytes, delivery_count: int) -> list[Any]:
     """The entry items of a run: see `broker.wire`."""
     prefix, counter = _token.unpack(token)
+    records = records_of(run)
+    if isinstance(numbers, bytes):
+        each: Sequence[int] = struct.unpack(f">{len(records)}Q", numbers)
+    else:
+        each = range(numbers, numbers + len(records))
     entries: list[Any] = []
-    for ahead, record in enumerate(records_of(run)):
-        entries += (_token.pack(prefix, counter + ahead), number + ahead, delivery_count, record, None)
+    for ahead, (number, record) in enumerate(zip(each, records, strict=True)):
+        entries += (_token.pack(prefix, counter + ahead), number, delivery_count, record, None)
     return entries
 
 
@@ -62,23 +67,46 @@ def token_ahead(token: bytes, ahead: int) -> bytes:
     return _token.pack(prefix, counter + ahead)
 
 
-def run_of_entries(entries: Sequence[Any]) -> tuple[bytes, int, int, int, bytes] | None:
-    """First token, first sequence number, delivery count, number of messages, and run of these entry items.
+# First token, sequence numbers (see `wire.DeliverRun`), delivery count, number of messages, run.
+Part = tuple[bytes, int | bytes, int, int, bytes]
 
-    None if they are no run: tokens or numbers are not consecutive, or one has an overlay or another count.
+
+def parts_of(entries: list[Any]) -> Sequence[Part | list[Any]] | None:
+    """Entry items as runs, and as entry items where they have an overlay; None if most runs would have one message.
+
+    A run goes on as long as tokens are consecutive and the delivery count is the same.
     """
-    token, number, delivery_count = entries[:3]
-    count = len(entries) // ENTRY
-    if (
-        entries[4::ENTRY].count(None) != count
-        or entries[2::ENTRY].count(delivery_count) != count
-        or entries[1::ENTRY] != [*range(number, number + count)]
-    ):
+    if extension is not None:
+        found: Sequence[Part | list[Any]] | None = extension.parts_of(entries)
+        return found
+    ends = [at for at in range(ENTRY, len(entries), ENTRY) if not _is_continued(entries, at)] + [len(entries)]
+    if 2 * len(ends) > len(entries) // ENTRY + 1:
         return None
-    prefix, counter = _token.unpack(token)
-    if entries[(count - 1) * ENTRY] != _token.pack(prefix, counter + count - 1):
-        return None
-    return token, number, delivery_count, count, run_of([*entries[3::ENTRY]])
+    parts: list[Part | list[Any]] = []
+    begin = 0
+    for end in ends:
+        token, number, delivery_count, _, overlay = entries[begin : begin + ENTRY]
+        if overlay is None:
+            numbers = entries[begin + 1 : end : ENTRY]
+            is_consecutive = numbers == [*range(number, number + len(numbers))]
+            run = run_of(entries[begin + 3 : end : ENTRY])
+            packed = number if is_consecutive else struct.pack(f">{len(numbers)}Q", *numbers)
+            parts.append((token, packed, delivery_count, len(numbers), run))
+        else:
+            parts.append(entries[begin:end])
+        begin = end
+    return parts
+
+
+def _is_continued(entries: list[Any], at: int) -> bool:
+    """True if the entry at this offset is of the same run as the one before."""
+    before = at - ENTRY
+    return (
+        entries[at + 4] is entries[before + 4] is None
+        and entries[at + 2] == entries[before + 2]
+        and entries[at][:8] == entries[before][:8]
+        and int.from_bytes(entries[at][8:], "big") == int.from_bytes(entries[before][8:], "big") + 1
+    )
 
 
 def tokens_of(ranges: Sequence[bytes]) -> list[bytes]:

@@ -376,13 +376,16 @@ class Deliver(NamedTuple):
 
 
 class DeliverRun(NamedTuple):
-    """DELIVER of all `messages` of a run (`broker.runs`). Tokens and sequence numbers are consecutive."""
+    """DELIVER of all `messages` of a run (`broker.runs`), with consecutive tokens.
+
+    `numbers` is the first of consecutive sequence numbers, or 8 bytes (big-endian) for each.
+    """
 
     op: int
     channel: int
     locked_until_ms: int
     token: bytes
-    number: int
+    numbers: int | bytes
     delivery_count: int
     messages: int
     run: bytes

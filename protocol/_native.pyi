@@ -45,6 +45,9 @@ def keys_of(messages: list[Any], queue_id: int, never: int) -> tuple[list[bytes]
     """Keys of QUEUE, keys of MESSAGES, and bytes of held messages; None if one is not available, or expires."""
 
 def run_of(records: list[bytes]) -> bytes: ...
+def parts_of(entries: list[Any]) -> list[tuple[bytes, int | bytes, int, int, bytes] | list[Any]] | None:
+    """See `broker.runs`."""
+
 def tokens_of(ranges: Any) -> list[bytes]:
     """Each token, of a sequence of tokens and ranges of tokens: see `broker.runs`."""
 
@@ -145,12 +148,14 @@ class Outgoing:
         at: int,
         count: int,
         token: bytes,
-        sequence_number: int,
+        numbers: int | bytes,
         delivery_count: int,
         locked_until_ms: int | None,
         max_frame_bytes: int,
     ) -> int | None:
-        """Send `count` messages of the run from offset `at` on, with consecutive tokens and sequence numbers.
+        """Send `count` messages of the run from offset `at` on, with consecutive tokens.
+
+        `numbers` is the first of consecutive sequence numbers, or 8 bytes for each.
 
         Returns the offset behind them; None if they are not usual, and nothing is sent.
         """

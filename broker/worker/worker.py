@@ -414,11 +414,12 @@ class Worker:
         for (peer, channel), session_id, locked_until_ms in pumped.accepted:  # type: ignore[misc]
             peer.answers.append(wire.opened(channel, session_id, locked_until_ms))
         for (peer, channel), locked_until_ms, entries in pumped.deliveries:  # type: ignore[misc]
-            run = runs.run_of_entries(entries) if peer.takes_runs and locked_until_ms else None
-            if run is None:
-                peer.answers.append(wire.deliver(channel, locked_until_ms, entries))
-            else:
-                peer.answers.append(wire.deliver_run(channel, locked_until_ms, *run))
+            parts = runs.parts_of(entries) if peer.takes_runs and locked_until_ms else None
+            for part in parts or (entries,):
+                if isinstance(part, tuple):
+                    peer.answers.append(wire.deliver_run(channel, locked_until_ms, *part))
+                else:
+                    peer.answers.append(wire.deliver(channel, locked_until_ms, part))
         for (peer, channel), delivered in pumped.drained:  # type: ignore[misc]
             peer.answers.append(wire.drained(channel, delivered))
         for peer, channel in pumped.available:  # type: ignore[misc]

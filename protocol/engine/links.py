@@ -374,18 +374,19 @@ class Link:
         return delivery
 
     def send_run(
-        self, run: bytes, count: int, token: bytes, sequence_number: int, delivery_count: int, locked_until_ms: int
+        self, run: bytes, count: int, token: bytes, numbers: int | bytes, delivery_count: int, locked_until_ms: int
     ) -> bool:
-        """Send the first `count` messages of a run, with consecutive tokens as their tags and sequence numbers.
+        """Send the first `count` messages of a run, with consecutive tokens as their tags.
 
-        They need credit. False if the messages are not usual, and nothing is sent.
+        `numbers` is the first of consecutive sequence numbers, or 8 bytes for each. The messages need
+        credit. False if they are not usual, and nothing is sent.
         """
         outgoing, pump = self.outgoing, self.engine.pump
         if outgoing is None or self.own_handle is None:
             return False
         pump.add(outgoing, *self.own_handle)
         size_bytes = outgoing.deliver(
-            run, 0, count, token, sequence_number, delivery_count, locked_until_ms, pump.max_frame_bytes
+            run, 0, count, token, numbers, delivery_count, locked_until_ms, pump.max_frame_bytes
         )
         if size_bytes is None:
             return False

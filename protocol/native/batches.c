@@ -343,6 +343,72 @@ PyObject *run_of(PyObject *module, PyObject *records) {
     return run;
 }
 
+// An entry item of `entries`; a borrowed reference.
+static PyObject *item_at(PyObject *entries, Py_ssize_t entry, int item) { return PyList_GetItem(entries, entry * ITEMS + item); }
+
+// True if the entry is of the same run as the one before. False, too, with an exception.
+static bool is_continued(PyObject *entries, Py_ssize_t entry) {
+    char *token, *before;
+    Py_ssize_t token_bytes, before_bytes;
+    if (item_at(entries, entry, 4) != Py_None || item_at(entries, entry - 1, 4) != Py_None) return false;
+    if (PyBytes_AsStringAndSize(item_at(entries, entry, 0), &token, &token_bytes) < 0) return false;
+    if (PyBytes_AsStringAndSize(item_at(entries, entry - 1, 0), &before, &before_bytes) < 0) return false;
+    if (token_bytes != TOKEN_BYTES || before_bytes != TOKEN_BYTES || memcmp(token, before, 8)) return false;
+    uint64_t counter = read_u64((uint8_t *)token + 8);
+    if (counter == 0 || counter - 1 != read_u64((uint8_t *)before + 8)) return false;
+    PyObject *count = item_at(entries, entry, 2), *count_before = item_at(entries, entry - 1, 2);
+    return count == count_before || PyObject_RichCompareBool(count, count_before, Py_EQ) == 1;
+}
+
+// The sequence numbers of these entries, as in `broker.wire.DeliverRun`.
+static PyObject *numbers_of(PyObject *entries, Py_ssize_t begin, Py_ssize_t end) {
+    PyObject *numbers = PyBytes_FromStringAndSize(NULL, (end - begin) * 8);
+    if (!numbers) return NULL;
+    uint8_t *at = (uint8_t *)PyBytes_AsString(numbers);
+    uint64_t first = 0;
+    bool are_consecutive = true;
+    for (Py_ssize_t entry = begin; entry < end; entry++) {
+        uint64_t number = PyLong_AsUnsignedLongLong(item_at(entries, entry, 1));
+        if (entry == begin) first = number;
+        are_consecutive = are_consecutive && number == first + (uint64_t)(entry - begin);
+        at = write_u64(at, number);
+    }
+    if (are_consecutive || PyErr_Occurred()) Py_CLEAR(numbers);
+    return PyErr_Occurred() ? NULL : are_consecutive ? Py_NewRef(item_at(entries, begin, 1)) : numbers;
+}
+
+static PyObject *part_of(PyObject *entries, Py_ssize_t begin, Py_ssize_t end) {
+    if (item_at(entries, begin, 4) != Py_None) return PyList_GetSlice(entries, begin * ITEMS, end * ITEMS);
+    PyObject *records = PyList_New(end - begin), *run = NULL, *part = NULL;
+    for (Py_ssize_t entry = begin; records && entry < end; entry++)
+        PyList_SetItem(records, entry - begin, Py_NewRef(item_at(entries, entry, 3)));
+    PyObject *numbers = records ? numbers_of(entries, begin, end) : NULL;
+    if (numbers) run = run_of(NULL, records);
+    if (run)
+        part = Py_BuildValue("OOOnO", item_at(entries, begin, 0), numbers, item_at(entries, begin, 2), end - begin, run);
+    Py_XDECREF(records);
+    Py_XDECREF(numbers);
+    Py_XDECREF(run);
+    return part;
+}
+
+// parts_of(entries): see `broker.runs`
+PyObject *parts_of(PyObject *module, PyObject *entries) {
+    (void)module;
+    Py_ssize_t items = PyList_Size(entries), count = items / ITEMS, begin = 0, ends = 1;
+    if (items < 0) return NULL;
+    for (Py_ssize_t entry = 1; entry < count; entry++) ends += !is_continued(entries, entry);
+    if (PyErr_Occurred()) return NULL;
+    if (2 * ends > count + 1) Py_RETURN_NONE;
+    PyObject *parts = PyList_New(0);
+    for (Py_ssize_t entry = 1; parts && entry <= count; entry++) {
+        if (entry < count && is_continued(entries, entry)) continue;
+        if (append(parts, part_of(entries, begin, entry)) < 0) Py_CLEAR(parts);
+        begin = entry;
+    }
+    return parts;
+}
+
 // tokens_of(ranges) -> [token, ...]: see `broker.runs`
 PyObject *tokens_of(PyObject *module, PyObject *ranges) {
     (void)module;

@@ -16,6 +16,7 @@ PyObject *lock(PyObject *module, PyObject *arguments);
 PyObject *unlock(PyObject *module, PyObject *arguments);
 PyObject *keys_of(PyObject *module, PyObject *arguments);
 PyObject *run_of(PyObject *module, PyObject *records);
+PyObject *parts_of(PyObject *module, PyObject *entries);
 PyObject *tokens_of(PyObject *module, PyObject *ranges);
 PyObject *pop_all(PyObject *module, PyObject *arguments);
 

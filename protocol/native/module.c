@@ -122,6 +122,7 @@ static PyMethodDef methods[] = {
     {"unlock", unlock, METH_VARARGS, NULL},
     {"keys_of", keys_of, METH_VARARGS, NULL},
     {"run_of", run_of, METH_O, NULL},
+    {"parts_of", parts_of, METH_O, NULL},
     {"tokens_of", tokens_of, METH_O, NULL},
     {"pop_all", pop_all, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},

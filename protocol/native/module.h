@@ -37,6 +37,8 @@ struct part {
     PyObject *run;
     size_t at; // of the next record in the run
     size_t left;
+    PyObject *numbers; // sequence numbers of 8 bytes each; NULL if they are consecutive
+    size_t number_at;  // of the next one
     uint8_t token[16]; // of the next delivery
     struct delivery delivery;
 };

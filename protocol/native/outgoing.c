@@ -7,7 +7,7 @@
 static const uint64_t STATE_OF[] = {ACCEPTED, MODIFIED, MODIFIED, REJECTED, RELEASED};
 enum { OUTCOMES = sizeof STATE_OF / sizeof *STATE_OF };
 
-enum { TOKEN_BYTES = 16, RANGE_BYTES = TOKEN_BYTES + 4 };
+enum { TOKEN_BYTES = 16, RANGE_BYTES = TOKEN_BYTES + 4, NUMBER_BYTES = 8 };
 #define PERFORMATIVE_BYTES 72 // of a frame with a transfer without its payload, at most
 
 // As `protocol.lock_tokens.uuid_bytes`.
@@ -19,12 +19,15 @@ static void lock_token_of(const uint8_t *token, uint8_t *uuid) {
 
 static void next_token(uint8_t *token) { write_u64(token + 8, read_u64(token + 8) + 1); }
 
+static void pop_part(Outgoing *outgoing) {
+    struct part *part = ring_at(&outgoing->parts, 0);
+    Py_DECREF(part->run);
+    Py_XDECREF(part->numbers);
+    ring_pop(&outgoing->parts);
+}
+
 static void parts_clear(Outgoing *outgoing) {
-    while (outgoing->parts.count) {
-        struct part *part = ring_at(&outgoing->parts, 0);
-        Py_DECREF(part->run);
-        ring_pop(&outgoing->parts);
-    }
+    while (outgoing->parts.count) pop_part(outgoing);
     outgoing->queued_bytes = 0;
 }
 
@@ -35,16 +38,17 @@ size_t outgoing_write(Outgoing *outgoing, const uint8_t *tag, size_t tag_bytes, 
     const uint8_t *run = (const uint8_t *)PyBytes_AsString(part->run);
     size_t bytes = run_next(run, SIZE_MAX / 2, &part->at); // `deliver` has checked the run
     lock_token_of(part->token, part->delivery.lock_token);
+    if (part->numbers) {
+        part->delivery.sequence_number = read_u64((const uint8_t *)PyBytes_AsString(part->numbers) + part->number_at);
+        part->number_at += NUMBER_BYTES;
+    }
     const uint8_t *record = run + part->at;
     size_t written = (size_t)(record_render(record, bytes, &part->delivery, to) - to);
     part->at += bytes;
     part->delivery.sequence_number++;
     next_token(part->token);
     outgoing->queued_bytes -= written;
-    if (--part->left == 0) {
-        Py_DECREF(part->run);
-        ring_pop(&outgoing->parts);
-    }
+    if (--part->left == 0) pop_part(outgoing);
     return written;
 }
 
@@ -131,20 +135,24 @@ static void outgoing_dealloc(PyObject *self) {
     Py_DECREF(type);
 }
 
-// deliver(run, at, count, token, sequence_number, delivery_count, locked_until_ms, max_frame_bytes)
+// deliver(run, at, count, token, numbers, delivery_count, locked_until_ms, max_frame_bytes)
 static PyObject *outgoing_deliver(PyObject *self, PyObject *arguments) {
     Outgoing *outgoing = (Outgoing *)self;
-    PyObject *run, *locked_until;
+    PyObject *run, *numbers, *locked_until;
     Py_ssize_t at, count, token_bytes;
     const char *token;
-    unsigned long long sequence_number;
+    unsigned long long sequence_number = 0;
     unsigned int delivery_count, max_frame_bytes;
-    if (!PyArg_ParseTuple(arguments, "Snny#KIOI", &run, &at, &count, &token, &token_bytes, &sequence_number,
-                          &delivery_count, &locked_until, &max_frame_bytes))
+    if (!PyArg_ParseTuple(arguments, "Snny#OIOI", &run, &at, &count, &token, &token_bytes, &numbers, &delivery_count,
+                          &locked_until, &max_frame_bytes))
         return NULL;
+    bool are_consecutive = !PyBytes_Check(numbers);
+    if (are_consecutive) sequence_number = PyLong_AsUnsignedLongLong(numbers);
+    if (PyErr_Occurred()) return NULL;
     const uint8_t *bytes = (const uint8_t *)PyBytes_AsString(run);
     size_t size = (size_t)PyBytes_Size(run), end = (size_t)at, queued_bytes = 0;
-    if (at < 0 || count <= 0 || (size_t)at > size || token_bytes != TOKEN_BYTES) {
+    if (at < 0 || count <= 0 || (size_t)at > size || token_bytes != TOKEN_BYTES ||
+        (!are_consecutive && PyBytes_Size(numbers) / NUMBER_BYTES < count)) {
         PyErr_SetString(PyExc_ValueError, "no such messages");
         return NULL;
     }
@@ -160,6 +168,7 @@ static PyObject *outgoing_deliver(PyObject *self, PyObject *arguments) {
     struct part *part = ring_push(&outgoing->parts);
     if (!part) return PyErr_NoMemory();
     *part = (struct part){.run = Py_NewRef(run), .at = (size_t)at, .left = (size_t)count};
+    if (!are_consecutive) part->numbers = Py_NewRef(numbers);
     memcpy(part->token, token, TOKEN_BYTES);
     part->delivery.sequence_number = sequence_number;
     part->delivery.delivery_count = delivery_count;

@@ -43,8 +43,7 @@ class Fragment:
             else:
                 self.line.passes(receiver)
         while self.line.waiting and self.messages:
-            group, each = self.line.next_round(self.messages)
-            dealt = min(each * len(group), self.messages)
+            group, dealt = self.line.next_round(self.messages)
             self.messages -= dealt
             for place, receiver in enumerate(group):
                 count = len(range(place, dealt, len(group)))

@@ -120,7 +120,7 @@ class Link(Channel):
     def on_deliver_run(self, message: DeliverRun) -> None:
         self.on_deliver(
             message.locked_until_ms,
-            entries_of(message.run, message.token, message.number, message.delivery_count),
+            entries_of(message.run, message.token, message.numbers, message.delivery_count),
         )
 
     def on_worker_lost(self) -> None:

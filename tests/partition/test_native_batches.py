@@ -193,3 +193,40 @@ def test_runs_are_alike(found):
 def test_the_checksum_of_an_entry_is_that_of_zlib():
     [(_, entry)] = extension.store_run(runs.run_of(sent([b""])), 1, NEVER, 1, 1, 0x0123_4567_89AB_CDEF)[1]
     assert int.from_bytes(entry[:4], "big") == crc32(entry[4:])
+
+
+ENTRIES = st.lists(
+    st.tuples(
+        st.sampled_from([1, 1, 1, 1, 2, (1 << 64) - 1]),  # how far the token is ahead of the one before
+        st.sampled_from([1, 1, 1, 16, 0, (1 << 63)]),  # and the number
+        st.sampled_from([0, 0, 0, 0, 3, (1 << 32) - 1]),  # delivery count
+        st.sampled_from([None, None, None, None, {}, {1: 2}]),
+        st.binary(max_size=40),
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+@given(ENTRIES)
+def test_deliveries_become_runs_alike(found):
+    entries: list[Any] = []
+    counter = number = 0
+    for ahead, numbers_ahead, delivery_count, overlay, body in found:
+        counter, number = (counter + ahead) % (1 << 64), (number + numbers_ahead) % (1 << 64)
+        entries += (b"\0\7prefix" + counter.to_bytes(8, "big"), number, delivery_count, bytes(40) + body, overlay)
+    native = runs.parts_of(entries)
+    with pytest.MonkeyPatch.context() as patch:
+        without_extension(patch, runs)
+        assert native == runs.parts_of(entries)
+    if native is None:
+        return
+    again: list[Any] = []
+    for part in native:
+        if isinstance(part, tuple):
+            token, numbers, delivery_count, count, run = part
+            assert len(runs.records_of(run)) == count
+            again += runs.entries_of(run, token, numbers, delivery_count)
+        else:
+            again += part
+    assert again == entries

@@ -242,14 +242,15 @@ class Sending(Server):
         for each in self.accepting:
             each.post_accepted()
 
-    def deliver(self, index: int, records: list[bytes], token: bytes, number: int) -> None:
+    def deliver(self, index: int, records: list[bytes], token: bytes, numbers: int | bytes) -> None:
         link = self.senders[index]
         if link.closed:
             return
         records = records[: max(0, link.credit)]
-        if not records or (self.is_native and link.send_run(run_of(records), len(records), token, number, 2, 1000)):
+        numbers = numbers[: 8 * len(records)] if isinstance(numbers, bytes) else numbers
+        if not records or (self.is_native and link.send_run(run_of(records), len(records), token, numbers, 2, 1000)):
             return
-        entries = entries_of(run_of(records), token, number, 2)
+        entries = entries_of(run_of(records), token, numbers, 2)
         for at in range(0, len(entries), ENTRY):
             tag, sequence_number, count, record, overlay = entries[at : at + ENTRY]
             prefix, offset = render_delivery(record, sequence_number, count, 1000, overlay, uuid_bytes(tag))
@@ -310,7 +311,11 @@ def test_messages_are_sent_alike(steps, max_frame, window):
         if kind == "deliver":
             index, records = given_
             for server in servers:
-                server.deliver(index, [RECORDS[each] for each in records], bytes(8) + number.to_bytes(8, "big"), number)
+                strided = b"".join((number + 7 * each).to_bytes(8, "big") for each in range(len(records)))
+                numbers = strided if number % 3 == 1 else number
+                server.deliver(
+                    index, [RECORDS[each] for each in records], bytes(8) + number.to_bytes(8, "big"), numbers
+                )
             number += len(records)
         elif kind == "credit":
             index, count, credit, _ = given_

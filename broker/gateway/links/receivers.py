@@ -338,11 +338,11 @@ class ClientReceiver(EntityLink):
 
     def on_deliver_run(self, channel: ReceiverChannel, message: DeliverRun) -> None:
         """As `on_deliver`, of a run."""
-        _, _, locked_until_ms, token, number, delivery_count, count, run = message
+        _, _, locked_until_ms, token, numbers, delivery_count, count, run = message
         link = self.link
         credit = 0 if link.closed else link.credit
-        if count > credit or not link.send_run(run, count, token, number, delivery_count, locked_until_ms):
-            self.on_deliver(channel, locked_until_ms, runs.entries_of(run, token, number, delivery_count))
+        if count > credit or not link.send_run(run, count, token, numbers, delivery_count, locked_until_ms):
+            self.on_deliver(channel, locked_until_ms, runs.entries_of(run, token, numbers, delivery_count))
             return
         channel.sent(runs.token_ahead(token, count - 1))
         size_bytes = len(run) - count * runs.SIZE_BYTES

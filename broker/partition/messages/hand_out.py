@@ -111,16 +111,20 @@ def _hand_out(core: Core, queue: Queue, now_ms: int, budget_bytes: int, deliveri
     items: dict[Hashable, list[Any]] = {}
     used_bytes, cut = 0, False
     while line.waiting and not cut and (ready := queue.ready()) > 0:
-        group, share = line.next_round(ready)
-        wanted, limit_bytes = share * len(group), core.settings.pump_bytes_per_receiver * len(group)
+        group, wanted = line.next_round(ready)
+        limit_bytes = core.settings.pump_bytes_per_receiver * len(group)
         if wanted > 1:
             wanted = min(wanted, max(len(group), core.work_left()))
         if limit_bytes > budget_bytes - used_bytes:
             limit_bytes = budget_bytes - used_bytes
         taken, bytes_taken, cut = take(core, queue, wanted, limit_bytes, now_ms)
         used_bytes += bytes_taken
+        each, more = divmod(len(taken), len(group))
+        begin = 0
         for place, receiver in enumerate(group[: len(taken)]):
-            dealt = taken[place :: len(group)] if len(group) > 1 else taken
+            end = begin + each + (place < more)
+            dealt = taken[begin:end] if len(group) > 1 else taken  # neighbours: they are one run
+            begin = end
             receiver.delivered += len(dealt)
             flat = items.get(receiver.key)
             if flat is None:

@@ -77,7 +77,10 @@ class Line:
         self._leave_line(receiver)
 
     def next_round(self, ready: int) -> tuple[list[Receiver], int]:
-        """The receivers that get up to `ready` messages (at least 1) now, and the number of messages for each."""
+        """The receivers that get up to `ready` messages (at least 1) now, and the number of messages for all of them.
+
+        None of them gets more than its share, rounded up.
+        """
         waiting = self.waiting
         if len(waiting) == 1:
             (receiver,) = waiting.values()
@@ -85,10 +88,10 @@ class Line:
             return [receiver], credit if credit < ready else ready
         count = min(len(waiting), ready)
         group = list(islice(self.waiting.values(), count))
-        return group, min(min(receiver.limit - receiver.delivered for receiver in group), ready // count)
+        return group, min(count * min(receiver.limit - receiver.delivered for receiver in group), ready)
 
     def served(self, group: list[Receiver], dealt: int) -> None:
-        """`dealt` messages went to `group`, one after the other and round by round; their `delivered` is up to date."""
+        """`dealt` messages went to `group`; the first may have got one more. Their `delivered` is up to date."""
         ahead = dealt % len(group) if len(group) == len(self.waiting) else dealt
         for receiver in group[:ahead]:
             self.waiting.move_to_end(receiver.key)
