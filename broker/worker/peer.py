@@ -48,12 +48,14 @@ class Peer:
 
     def read(self) -> list[Message] | None:
         """Whole messages that have arrived; None when the other side is gone."""
+        if self._tls is not None:
+            if not self._read_tls(self._tls):
+                return None
+            came, self._input = self._input, bytearray()
+            return self._take_frames(came)
         messages: list[Message] = []
-        buffer = self._input
-        if self._tls is not None and not self._read_tls(self._tls):
-            return None
         taken = 0
-        while taken < TURN_BYTES and self._tls is None:
+        while taken < TURN_BYTES:
             try:
                 data = self.socket.recv(READ_BYTES)
             except BlockingIOError:
@@ -64,24 +66,42 @@ class Peer:
                 return None
             length = len(data)
             taken += length
-            if not buffer and length >= 4 and _frame_length(data)[0] == length - 4:  # the usual case: one frame, whole
+            if not self._input and length >= 4 and _frame_length(data)[0] == length - 4:  # the usual case: one, whole
                 messages += wire.unpack(data[4:] if length <= COPIED_BYTES else memoryview(data)[4:])
             else:
-                buffer += data
+                messages += self._take_frames(data)
             if length < READ_BYTES:
                 break
-        if buffer:
-            at = 0
-            with memoryview(buffer) as view:
-                while len(view) - at >= 4:
-                    end = at + 4 + int.from_bytes(view[at : at + 4], "big")
-                    if end > len(view):
-                        break
-                    messages += wire.unpack(view[at + 4 : end])
-                    at = end
-            if at:
-                del buffer[:at]
         return messages
+
+    def _take_frames(self, data: bytes | bytearray) -> list[Message]:
+        """The messages of those that are whole now; the rest is kept."""
+        messages: list[Message] = []
+        view = memoryview(data)
+        at, end = 0, len(data)
+        if self._input:
+            # Only the frame that began before is put together: copying all that came costs more than taking it apart.
+            kept = self._input
+            while at < end and (missing := self._missing()) > 0:
+                kept += view[at : at + missing]
+                at = min(end, at + missing)
+            if self._missing() > 0:
+                return messages
+            messages += wire.unpack(memoryview(kept)[4:])
+            self._input = bytearray()
+        while end - at >= 4:
+            stop = at + 4 + _frame_length(view, at)[0]
+            if stop > end:
+                break
+            messages += wire.unpack(view[at + 4 : stop])
+            at = stop
+        self._input += view[at:]
+        return messages
+
+    def _missing(self) -> int:
+        """The bytes that are missing of the frame that has begun, or of its length."""
+        kept = self._input
+        return (4 + _frame_length(kept)[0] if len(kept) >= 4 else 4) - len(kept)
 
     def _read_tls(self, connection: ssl.SSLSocket) -> bool:
         """Take what has arrived. What is decrypted already must be taken, because no event tells of it."""
