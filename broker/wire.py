@@ -61,6 +61,7 @@ client's connection.
 from collections.abc import Hashable, Iterable, Sequence
 from enum import IntEnum
 from functools import partial
+from struct import Struct
 from typing import Any, NamedTuple
 
 import msgpack
@@ -75,6 +76,9 @@ ENTRY = 5  # items per delivery in DELIVER and in the results of peek and receiv
 
 
 TRANSACTION_OWNER_BYTES = 8  # the part of a transaction's id that identifies the connection
+
+
+_bin_head = Struct(">BI").pack
 
 
 class Op(IntEnum):
@@ -587,6 +591,18 @@ changed = partial(Changed, Op.CHANGED)
 rules = partial(Rules, Op.RULES)
 ask = partial(Ask, Op.ASK)
 keep = partial(Keep, Op.KEEP)
+
+
+def pack_up_to_run(packer: msgpack.Packer, message: "SendRun | DeliverRun") -> None:
+    """Pack a message without its last item, the run; behind this come `run_head` and the run, without a copy."""
+    packer.pack_array_header(len(message))
+    for item in message[:-1]:
+        packer.pack(item)
+
+
+def run_head(run: bytes) -> bytes:
+    """What msgpack has in front of so many bytes (bin 32)."""
+    return _bin_head(0xC6, len(run))
 
 
 def greeting(hello: Hello) -> Hello:

@@ -51,8 +51,14 @@ def parts_of(entries: list[Any]) -> list[tuple[bytes, int | bytes, int, int, byt
 def tokens_of(ranges: Any) -> list[bytes]:
     """Each token, of a sequence of tokens and ranges of tokens: see `broker.runs`."""
 
-def pop_all(items: dict[bytes, bytes], keys: tuple[bytes, ...]) -> list[bytes]:
-    """Remove these keys. Returns those that are not there."""
+def pack_into(value: Any, buffer: Any, at: int) -> int | None:
+    """Write a value as msgpack into a buffer from `at` on, as `msgpack.Packer` does. Returns the offset behind it.
+
+    None if there is no room, or a kind of value is not known; then the buffer may be changed behind `at`.
+    """
+
+def delete_all(fresh: dict[bytes, bytes], changed: dict[bytes, bytes | None], keys: tuple[bytes, ...]) -> None:
+    """See `storage.log.changes.YoungTable.delete`."""
 
 # -- messages and frames; addresses are those of proton's objects
 

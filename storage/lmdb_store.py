@@ -371,10 +371,12 @@ class LmdbStore(Store):
 
     def get_many(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]:
         try:
-            found = dict(self._transaction().cursor(self._databases[table]).getmulti(keys))
+            found = self._transaction().cursor(self._databases[table]).getmulti(keys)
         except (lmdb.Error, OSError) as error:
             self._failed("get", error)
-        return list(map(found.get, keys))
+        if len(found) == len(keys):  # the usual case: all are there
+            return [value for _, value in found]
+        return list(map(dict(found).get, keys))
 
     def put(self, table: Table, key: bytes, value: bytes) -> None:
         self.writes += 1

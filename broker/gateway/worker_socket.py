@@ -11,7 +11,7 @@ import msgpack
 from broker import wire
 from broker.gateway.router import EARLY_BYTES, OUTPUT_HIGH_BYTES, RECONNECT_SECONDS, Router, WorkerConnection
 from broker.unix_socket import SEND_BUFFER_BYTES
-from broker.wire import Command, Followed, Join, Message, TakesRuns
+from broker.wire import Command, Followed, Join, Message, SendRun, TakesRuns
 
 REFUSED_SECONDS = 2.0  # between two looks at a worker that cannot be used
 KEPT_BUFFER_BYTES = 1 << 20  # a packer whose buffer has grown larger is not used again
@@ -118,8 +118,12 @@ class SocketConnection(WorkerConnection, asyncio.Protocol):
     # -- commands
 
     def _put(self, command: Command | Join | Followed | TakesRuns) -> None:
+        run = command.run if isinstance(command, SendRun) and len(command.run) > EARLY_BYTES else b""
         try:
-            self._packer.pack(command)
+            if isinstance(command, SendRun) and run:
+                wire.pack_up_to_run(self._packer, command)
+            else:
+                self._packer.pack(command)
         except Exception:
             # One client made this command, but the packer has thrown away commands of other clients, too.
             self._packer = msgpack.Packer(autoreset=False)
@@ -127,31 +131,40 @@ class SocketConnection(WorkerConnection, asyncio.Protocol):
                 self._packer.pack(packed)
             raise
         self._packed.append(command)
-        if len(self._packer.getbuffer()) > EARLY_BYTES:
-            self._send()
+        if run or len(self._packer.getbuffer()) > EARLY_BYTES:
+            self._send(run)
         elif not self._is_due:
             self._become_due()
 
-    def _send(self) -> None:
+    def _send(self, run: bytes = b"") -> None:
+        """`run` is that of the last command, whose packed bytes end before it."""
         if not self._packed:
             return
         transport, packer = self._transport, self._packer
         body = packer.getbuffer()
-        head = _frame_head(5 + len(body), _ARRAY_32, len(self._packed))
+        parts: list[bytes | memoryview] = [b"", body]
+        size = len(body)
+        if run:
+            parts += (wire.run_head(run), run)
+            size += len(parts[2]) + len(run)
+        parts[0] = head = _frame_head(5 + size, _ARRAY_32, len(self._packed))
+        size += len(head)
         self._packed = []
-        sent = self._write_now(head, body)
-        if sent == len(head) + len(body) and sent <= KEPT_BUFFER_BYTES:
+        sent = self._write_now(parts)
+        if sent == size and len(body) <= KEPT_BUFFER_BYTES:
             body.release()
             packer.reset()
             return
         # The packer's buffer goes to the transport without a copy, and the next frame gets a new packer.
         self._packer = msgpack.Packer(autoreset=False)
-        if sent < len(head):
-            transport.writelines((head[sent:], body))
-        elif sent < len(head) + len(body):
-            transport.write(body[sent - len(head) :])
+        for part in parts:
+            if sent < len(part):
+                transport.write(memoryview(part)[sent:])
+                sent = 0
+            else:
+                sent -= len(part)
 
-    def _write_now(self, head: bytes, body: memoryview) -> int:
+    def _write_now(self, parts: list[bytes | memoryview]) -> int:
         """Write a frame without waiting for the event loop; returns the bytes that were taken.
 
         The loop writes when it has handled all that can be read. A frame that is not behind others leaves now.
@@ -159,7 +172,7 @@ class SocketConnection(WorkerConnection, asyncio.Protocol):
         sent = 0
         if self._descriptor >= 0 and not self._transport.get_write_buffer_size():
             try:
-                sent = os.writev(self._descriptor, (head, body))
+                sent = os.writev(self._descriptor, parts)
             except OSError:  # it takes nothing now, or it is broken, which the transport will find out
                 sent = 0
         return sent

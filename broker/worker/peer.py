@@ -14,7 +14,7 @@ import msgpack
 
 from broker import wire
 from broker.unix_socket import SEND_BUFFER_BYTES
-from broker.wire import Message
+from broker.wire import DeliverRun, Message
 
 READ_BYTES = 1 << 20
 # One turn reads at most this much from one connection, so that other connections are served, its messages stay in the
@@ -43,7 +43,7 @@ class Peer:
         self._held: list[bytes | memoryview] = []  # packed answers that wait for their commit
         self.output: deque[bytes | memoryview] = deque()  # what the socket has not taken yet
         self._output_bytes = 0
-        self._packer = msgpack.Packer(autoreset=True)
+        self._packer = msgpack.Packer(autoreset=False)
         self.awaited = select.EPOLLIN
 
     def read(self) -> list[Message] | None:
@@ -122,16 +122,34 @@ class Peer:
 
     def hold_answers(self) -> None:
         """Pack the answers; they leave after `release`."""
-        if self.answers:
-            payload = self._packer.pack(self.answers)
-            self.answers = []
-            length = len(payload)
-            if length <= COPIED_BYTES:
-                self._held.append(_frame_head(length) + payload)
+        if not self.answers:
+            return
+        packer = self._packer
+        packer.pack_array_header(len(self.answers))
+        parts: list[bytes] = []
+        length = 0
+        for message in self.answers:
+            if isinstance(message, DeliverRun) and len(message.run) > COPIED_BYTES:
+                wire.pack_up_to_run(packer, message)
+                parts += (packer.bytes() + wire.run_head(message.run), message.run)
+                packer.reset()
+                length += len(parts[-2]) + len(message.run)
             else:
-                self._held += (_frame_head(length), payload)
-            self._output_bytes += 4 + length
-            self.is_behind = self._output_bytes > OUTPUT_HIGH_BYTES
+                packer.pack(message)
+        rest = packer.bytes()
+        packer.reset()
+        self.answers = []
+        length += len(rest)
+        if parts:
+            self._held += (_frame_head(length), *parts)
+            if rest:
+                self._held.append(rest)
+        elif length <= COPIED_BYTES:
+            self._held.append(_frame_head(length) + rest)
+        else:
+            self._held += (_frame_head(length), rest)
+        self._output_bytes += 4 + length
+        self.is_behind = self._output_bytes > OUTPUT_HIGH_BYTES
 
     def release(self) -> None:
         """Let `write` write the answers that were held."""

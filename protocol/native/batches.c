@@ -437,22 +437,19 @@ PyObject *tokens_of(PyObject *module, PyObject *ranges) {
     return tokens;
 }
 
-// pop_all(items, keys) -> the keys that are not among the items; the others are removed
-PyObject *pop_all(PyObject *module, PyObject *arguments) {
+// delete_all(fresh, changed, keys): those that are fresh are removed, the others are None in `changed`
+PyObject *delete_all(PyObject *module, PyObject *arguments) {
     (void)module;
-    PyObject *items, *keys;
-    if (!PyArg_ParseTuple(arguments, "O!O!", &PyDict_Type, &items, &PyTuple_Type, &keys)) return NULL;
-    Py_ssize_t count = PyTuple_Size(keys);
-    PyObject *missing = PyList_New(0);
-    for (Py_ssize_t index = 0; missing && index < count; index++) {
+    PyObject *fresh, *changed, *keys;
+    if (!PyArg_ParseTuple(arguments, "O!O!O!", &PyDict_Type, &fresh, &PyDict_Type, &changed, &PyTuple_Type, &keys))
+        return NULL;
+    Py_ssize_t count = PyTuple_Size(keys), left = PyDict_Size(fresh);
+    for (Py_ssize_t index = 0; index < count; index++) {
         PyObject *key = PyTuple_GetItem(keys, index);
-        if (PyDict_DelItem(items, key) == 0) continue;
-        if (!PyErr_ExceptionMatches(PyExc_KeyError)) {
-            Py_CLEAR(missing);
-            break;
-        }
-        PyErr_Clear();
-        if (PyList_Append(missing, key) < 0) Py_CLEAR(missing);
+        bool is_fresh = left && PyDict_GetItemWithError(fresh, key);
+        if (PyErr_Occurred()) return NULL;
+        left -= is_fresh;
+        if ((is_fresh ? PyDict_DelItem(fresh, key) : PyDict_SetItem(changed, key, Py_None)) < 0) return NULL;
     }
-    return missing;
+    Py_RETURN_NONE;
 }

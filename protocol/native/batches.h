@@ -18,6 +18,7 @@ PyObject *keys_of(PyObject *module, PyObject *arguments);
 PyObject *run_of(PyObject *module, PyObject *records);
 PyObject *parts_of(PyObject *module, PyObject *entries);
 PyObject *tokens_of(PyObject *module, PyObject *ranges);
-PyObject *pop_all(PyObject *module, PyObject *arguments);
+PyObject *pack_into(PyObject *module, PyObject *arguments);
+PyObject *delete_all(PyObject *module, PyObject *arguments);
 
 #endif

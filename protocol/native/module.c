@@ -124,7 +124,8 @@ static PyMethodDef methods[] = {
     {"run_of", run_of, METH_O, NULL},
     {"parts_of", parts_of, METH_O, NULL},
     {"tokens_of", tokens_of, METH_O, NULL},
-    {"pop_all", pop_all, METH_VARARGS, NULL},
+    {"pack_into", pack_into, METH_VARARGS, NULL},
+    {"delete_all", delete_all, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -27,6 +27,8 @@ _AT_ONCE = (ctypes.c_long * 2)(0, 0)  # struct timespec
 class OneWrite:
     """A buffer of `size_bytes` that a disk can read, and at most one write from it that is under way.
 
+    `spare` is another one, for writes that are waited for; it takes memory only when it is used.
+
     `descriptor` is an eventfd that is signalled when the write is done. Nobody needs to read it: with EPOLLET, each
     signal is an event. It is None if the machine has no asynchronous I/O for us, and then `begin` must not be called.
     """
@@ -34,6 +36,7 @@ class OneWrite:
     def __init__(self, size_bytes: int) -> None:
         self._memory = mmap.mmap(-1, size_bytes)
         self.view = memoryview(self._memory)
+        self.spare = memoryview(mmap.mmap(-1, size_bytes))
         self.descriptor: int | None = None
         numbers = _NUMBERS.get(platform.machine())
         if numbers is None:

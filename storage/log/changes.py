@@ -57,10 +57,10 @@ class YoungTable:
                 changed[key] = value
 
     def delete(self, keys: Iterable[bytes]) -> None:
-        if extension is not None:
-            self.changed.update(dict.fromkeys(extension.pop_all(self.fresh, tuple(keys))))
-            return
         fresh, changed = self.fresh, self.changed
+        if extension is not None:
+            extension.delete_all(fresh, changed, tuple(keys))
+            return
         for key in keys:
             if fresh.pop(key, None) is None:
                 changed[key] = None
@@ -84,6 +84,13 @@ class YoungTable:
             if key != before and (key in fresh or changed.get(key) is not None):
                 yield key
             before = key
+
+    def not_hidden(self, items: list[Item]) -> list[Item]:
+        """Those of these items of what is below that were neither changed nor deleted here."""
+        fresh, changed = self.fresh, self.changed
+        if fresh:
+            items = [item for item in items if item[0] not in fresh]
+        return [item for item in items if item[0] not in changed] if changed else items
 
     def items(self, keys: Iterable[bytes]) -> list[Item]:
         """The items of keys that have a value here."""

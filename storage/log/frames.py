@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 import msgpack
 from xxhash import xxh3_64_intdigest
 
+from protocol.extension import extension
+
 VERSION = 1
 BLOCK_BYTES = 4096  # a multiple of what O_DIRECT needs on any disk
 LOG_ID_BYTES = 16
@@ -133,8 +135,17 @@ class FrameCodec:
         self._packer = _packer()
         self._packed_bytes = 0
 
-    def pack_turn(self, time_ms: int, changes: list[Any], hints: Sequence[Any]) -> memoryview:
-        """The payload of a turn. It must be released before the next is packed."""
+    def pack_turn(
+        self, time_ms: int, changes: list[Any], hints: Sequence[Any], buffer: memoryview | None = None
+    ) -> memoryview:
+        """The payload of a turn. It must be released before the next is packed.
+
+        If it is in `buffer`, there is room for the frame's head before it.
+        """
+        if extension is not None and buffer is not None:
+            end = extension.pack_into((time_ms, changes, hints), buffer, FRAME_HEAD_BYTES)
+            if end is not None:
+                return buffer[FRAME_HEAD_BYTES:end]
         if self._packed_bytes > BUFFER_BYTES:  # a packer keeps the memory of its largest payload
             self._packer = _packer()
         packer = self._packer

@@ -104,7 +104,7 @@ class LoggedStore(Store):
                 last = items[-1][0]
                 low, high = (last, end) if reverse else (start, last + b"\0")
             for young in layers:
-                items = [item for item in items if not young.hides(item[0])]
+                items = young.not_hidden(items)
             in_tables = len(items)
             for number, young in enumerate(layers):
                 younger = layers[:number]

@@ -73,10 +73,11 @@ class SegmentFile:
         self._descriptor = os.open(self.path, flags, 0o600)
         self._direct = direct
 
-    def begin(self, at: int, parts: Sequence[bytes | memoryview]) -> int:
+    def begin(self, at: int, parts: Sequence[bytes | memoryview], is_filled: bool = False) -> int:
         """Begin to write the parts one after the other at the offset `at`. Returns the offset of the next block.
 
-        The parts may change at once. Before anything else is written, `end` must have said that this is on disk. Where
+        All parts but the first are in the buffer of `one_write` already if it `is_filled`. Those that are not may
+        change at once. Before anything else is written, `end` must have said that this is on disk. Where
         the file system takes no direct writes, and for small and very large ones, it is on disk when this returns.
         """
         size = 0
@@ -85,7 +86,7 @@ class SegmentFile:
         size = (size + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES  # `padded`, once for each turn
         if size > BUFFER_BYTES:
             return self.write(at, parts)
-        data = self._fill(parts, size)
+        data = self._fill(self._one_write.view, parts[:1] if is_filled else parts, size)
         if size >= ASYNCHRONOUS_BYTES and self._direct and self._one_write.descriptor is not None:
             try:
                 self._one_write.begin(self._descriptor, size, at)
@@ -130,7 +131,7 @@ class SegmentFile:
         """As `begin`, and wait until it is on disk."""
         size = padded(sum(map(len, parts)))
         if size <= BUFFER_BYTES:
-            self._write_all(self._fill(parts, size), at)
+            self._write_all(self._fill(self._one_write.spare, parts, size), at)
         else:
             self._write_in_pieces(at, parts)
         self._sync()
@@ -140,9 +141,9 @@ class SegmentFile:
         if not self._direct:
             os.fdatasync(self._descriptor)
 
-    def _fill(self, parts: Sequence[bytes | memoryview], size_bytes: int) -> memoryview:
-        """The buffer with the parts one after the other, and anything up to `size_bytes`, BUFFER_BYTES at most."""
-        view, at = self._one_write.view, 0
+    def _fill(self, view: memoryview, parts: Sequence[bytes | memoryview], size_bytes: int) -> memoryview:
+        """The buffer with the parts one after the other, and what is there up to `size_bytes`, BUFFER_BYTES at most."""
+        at = 0
         for part in parts:
             end = at + len(part)
             view[at:end] = part
@@ -155,7 +156,7 @@ class SegmentFile:
         for whole in parts:
             part = memoryview(whole)
             while len(part) >= room:
-                self._write_all(self._fill([*gathered, part[:room]], BUFFER_BYTES), at)
+                self._write_all(self._fill(self._one_write.spare, [*gathered, part[:room]], BUFFER_BYTES), at)
                 at += BUFFER_BYTES
                 part = part[room:]
                 gathered, room = [], BUFFER_BYTES
@@ -163,7 +164,7 @@ class SegmentFile:
                 gathered.append(part)
                 room -= len(part)
         if gathered:
-            self._write_all(self._fill(gathered, padded(BUFFER_BYTES - room)), at)
+            self._write_all(self._fill(self._one_write.spare, gathered, padded(BUFFER_BYTES - room)), at)
 
     def _write_all(self, data: memoryview, at: int) -> None:
         try:

@@ -116,7 +116,8 @@ class LogWriter:
 
         The turn before must be on disk.
         """
-        with self._codec.pack_turn(time_ms, changes, hints) as payload:
+        buffer = self._one_write.view
+        with self._codec.pack_turn(time_ms, changes, hints, buffer) as payload:
             current = self._used[-1]
             unused = 0
             # A frame larger than a segment gets one to itself.
@@ -125,7 +126,8 @@ class LogWriter:
                 unused = max(0, self._segment_bytes - current.at)
                 current = self._used[-1]
             at = current.at
-            current.at = current.file.begin(at, self._frame(_TURN, payload))
+            frame = self._frame(_TURN, payload)
+            current.at = current.file.begin(at, frame, is_filled=payload.obj is buffer.obj)
             self.is_writing = current.file.is_writing
             return unused + current.at - at
 

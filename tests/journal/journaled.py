@@ -40,9 +40,9 @@ class _WithEvents:
         self.events: list[Any] = []
         self.payloads: list[bytes] = []
 
-    def pack_turn(self, time_ms: int, changes: list[Any], events: list[Any]) -> memoryview:
+    def pack_turn(self, time_ms: int, changes: list[Any], events: list[Any], buffer: memoryview) -> memoryview:
         events, self.events = self.events or events, []
-        packed: memoryview = self._codec.pack_turn(time_ms, changes, events)
+        packed: memoryview = self._codec.pack_turn(time_ms, changes, events, buffer)
         self.payloads.append(bytes(packed))
         return packed
 

@@ -3,6 +3,7 @@
 from typing import Any
 from zlib import crc32
 
+import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -230,3 +231,38 @@ def test_deliveries_become_runs_alike(found):
         else:
             again += part
     assert again == entries
+
+
+NUMBERS = st.sampled_from([sign * (1 << bits) + off for bits in range(66) for off in (-1, 0, 1) for sign in (1, -1)])
+VALUES = st.recursive(
+    st.none() | st.booleans() | NUMBERS | st.sampled_from(Place) | st.binary(max_size=300) | st.text(max_size=40)
+    | st.sampled_from(["\ud800", "x" * 300, b"y" * 70_000, 1.5, bytearray(b"z"), object()]),
+    lambda inner: st.lists(inner, max_size=20) | st.lists(inner, max_size=3).map(tuple)
+    | st.dictionaries(st.binary(max_size=3) | st.integers(0, 9) | st.text(max_size=3), inner, max_size=20),
+    max_leaves=40,
+)  # fmt: skip
+
+
+@given(VALUES, st.integers(0, 80_000), st.integers(0, 60))
+def test_values_are_packed_alike_or_not(value, size, at):
+    buffer = bytearray(at + size)
+    end = extension.pack_into(value, memoryview(buffer), at)
+    if end is None:
+        try:
+            packed = msgpack.packb(value)
+        except (TypeError, ValueError, OverflowError):
+            return
+        assert len(packed) > size or any(kind in repr(value) for kind in ("1.5", "bytearray"))
+    else:
+        assert buffer[at:end] == msgpack.packb(value)
+        assert buffer == bytes(at) + buffer[at:end] + bytes(at + size - end)
+
+
+def test_values_with_too_many_levels_and_other_buffers_are_not_packed():
+    value: Any = []
+    for _ in range(10_000):
+        value = [value]
+    assert extension.pack_into(value, bytearray(100_000), 0) is None
+    for buffer, at in ((bytearray(3), 4), (bytearray(3), -1), (b"unchanged", 0)):
+        with pytest.raises((ValueError, TypeError)):
+            extension.pack_into(1, buffer, at)
