@@ -1,5 +1,6 @@
 """The worker's side of its checkpointer: starts the process, starts it again when it ended, and hears it."""
 
+import mmap
 import os
 import select
 import socket
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
+from protocol.extension import extension
 from storage.apart import CRASH_SIGNALS
 from storage.log.changes import Layer
 from storage.log.checkpointer import READ_BYTES, Answer, Request
@@ -65,6 +67,8 @@ class Checkpointer:
         self._connection: socket.socket | None = None
         self._unpacker = msgpack.Unpacker()
         self._memory = os.memfd_create("checkpoint", os.MFD_CLOEXEC)  # shared with the process
+        os.ftruncate(self._memory, KEPT_BYTES)
+        self._mapped = mmap.mmap(self._memory, KEPT_BYTES)  # its first bytes
         self.works_on: int | None = None  # the partition whose tables it works on, or worked on when it ended
         self.starts = 0
 
@@ -113,21 +117,31 @@ class Checkpointer:
         """
         if self._connection is None:
             return
+        if os.fstat(self._memory).st_size < KEPT_BYTES:
+            os.ftruncate(self._memory, KEPT_BYTES)  # what is mapped must be there
         packer = msgpack.Packer(autoreset=False)
         sizes = []
-        end = 0
+        begin = 0
         for partition, layer in layers.items():
             for piece in layer.pieces(PIECE_ITEMS):
-                packer.reset()
-                packer.pack((partition, piece))
-                with packer.getbuffer() as packed:
-                    size = len(packed)
-                    at = 0
-                    while at < size:
-                        at += os.pwrite(self._memory, packed[at:], end + at)
-                sizes.append(size)
-                end += size
+                end = self._put((partition, piece), begin, packer)
+                sizes.append(end - begin)
+                begin = end
         self._send([Request.CHECKPOINT, sizes, up_to_lsn, positions])
+
+    def _put(self, value: Any, at: int, packer: msgpack.Packer) -> int:
+        """Pack a value into the shared memory; returns the offset behind it. Raises OSError."""
+        if extension is not None and at < KEPT_BYTES:
+            end: int | None = extension.pack_into(value, self._mapped, at)
+            if end is not None:
+                return end
+        packer.reset()
+        packer.pack(value)
+        with packer.getbuffer() as packed:
+            done = 0
+            while done < len(packed):
+                done += os.pwrite(self._memory, packed[done:], at + done)
+            return at + done
 
     def release_memory(self, kept_bytes: int = 0) -> None:
         """Give back what the last checkpoints needed beyond so many bytes. No checkpoint is being made."""
@@ -202,4 +216,5 @@ class Checkpointer:
             self._connection = None
             self._process.wait()
             self._process = None
+        self._mapped.close()
         os.close(self._memory)
