@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from broker.settings.config import Settings
+from storage.heap import keep_freed as keep_freed
 from storage.parent import die_with_parent
 
 PERMANENT_FAULT = 78  # EX_CONFIG of sysexits.h: another start without a change would fail again

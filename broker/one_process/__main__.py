@@ -4,10 +4,11 @@ import sys
 
 import uvloop
 
-from broker.child import collect_rarely, read_instructions
+from broker.child import collect_rarely, keep_freed, read_instructions
 from broker.one_process.process import serve
 from broker.worker.process import run
 
 _INSTRUCTIONS = read_instructions()
 collect_rarely()
+keep_freed()
 sys.exit(run(_INSTRUCTIONS, lambda worker: uvloop.run(serve(_INSTRUCTIONS, worker))))

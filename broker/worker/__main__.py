@@ -2,8 +2,9 @@
 
 import sys
 
-from broker.child import collect_rarely
+from broker.child import collect_rarely, keep_freed
 from broker.worker.process import main
 
 collect_rarely()
+keep_freed()
 sys.exit(main())

@@ -27,6 +27,7 @@ from typing import Any
 
 import msgpack
 
+from storage.heap import keep_freed
 from storage.lmdb_store import MAP_SLACK_BYTES, LmdbStore
 from storage.log.changes import NetEffect
 from storage.log.segments import prepare
@@ -177,6 +178,7 @@ def serve(connection: socket.socket, memory: int) -> None:
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides
     die_with_parent()
+    keep_freed()
     with suppress(OSError):  # a sandbox may forbid it
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # it is in no hurry, and its worker is
     connection = socket.socket(fileno=os.dup(0))
