@@ -13,6 +13,7 @@ from broker import wire
 from broker.wire import ENTRY, ITEMS_AT_ONCE, Command, ForWorker, SendRun, Settle
 from protocol.extension import extension
 from protocol.lock_tokens import TOKEN_BYTES
+from protocol.message.intake import extra_of
 from storage.records import LAYOUT_BYTES, MESSAGE_HEADER_BYTES
 
 _size = struct.Struct(">I")
@@ -39,12 +40,13 @@ def run_of(records: list[bytes]) -> bytes:
     return b"".join(chain.from_iterable((pack(len(record)), record) for record in records))
 
 
-def messages_of(run: bytes) -> list[Any]:
-    """The incoming messages of a run: see `broker.wire`."""
-    return [
-        [record[_LAYOUT_AT:MESSAGE_HEADER_BYTES], record[MESSAGE_HEADER_BYTES:], None, None]
-        for record in records_of(run)
-    ]
+def messages_of(run: bytes, with_extra: bool = False) -> list[Any]:
+    """The incoming messages of a run: see `broker.wire`; `with_extra`: with what is needed of them."""
+    messages = []
+    for record in records_of(run):
+        layout, body = record[_LAYOUT_AT:MESSAGE_HEADER_BYTES], record[MESSAGE_HEADER_BYTES:]
+        messages.append([layout, body, None, extra_of(layout, body) if with_extra else None])
+    return messages
 
 
 def entries_of(run: bytes, token: bytes, numbers: int | bytes, delivery_count: int) -> list[Any]:
@@ -148,7 +150,7 @@ def offset_of(run: bytes, count: int) -> int:
 def without_runs(command: Command | ForWorker) -> Command | ForWorker:
     """The same command with each message and token of its own."""
     if isinstance(command, SendRun):
-        return wire.send(command.partition, command.channel, command.queue, messages_of(command.run))
+        return wire.send(command.partition, command.channel, command.queue, messages_of(command.run, with_extra=True))
     if isinstance(command, Settle) and sum(command.channels[1::2]) != len(command.tokens):
         return command._replace(tokens=tokens_of(command.tokens))
     return command

@@ -9,6 +9,9 @@ def store_run(
 ) -> tuple[list[tuple[bytes, bytes]], list[tuple[bytes, bytes]], list[tuple[int, int, int, None]]]:
     """Items of MESSAGES, items of QUEUE, and refs of the messages of a run. Raises ValueError for what is no run."""
 
+def digests_of(run: bytes) -> list[bytes] | None:
+    """Digests of the message-ids of a run's messages, as in duplicate detection; None if one has no short string."""
+
 def refs_of(items: list[tuple[bytes, bytes]]) -> list[tuple[int, int, int, None]] | None:
     """Of items of QUEUE; None if one has an overlay or is damaged."""
 
@@ -99,7 +102,9 @@ class Incoming:
     The peer has settled a delivery of address 0. The length is the number of pending deliveries.
     """
 
-    def __init__(self, link: int, owner: Sender, max_message_bytes: int, gives_ids: bool) -> None: ...
+    def __init__(self, link: int, owner: Sender, max_message_bytes: int, gives_ids: bool) -> None:
+        """A message without a message-id gets one, or else is unusual."""
+
     @property
     def count(self) -> int:
         """The number of messages that have gathered."""

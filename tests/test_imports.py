@@ -102,7 +102,13 @@ MAY_IMPORT = {
     # What all processes share must not drag in a part of one of them.
     "broker.errors": set(),
     "broker.wire": set(),
-    "broker.runs": {"broker.wire", "protocol.extension", "protocol.lock_tokens", "storage.records"},
+    "broker.runs": {
+        "broker.wire",
+        "protocol.extension",
+        "protocol.lock_tokens",
+        "protocol.message.intake",
+        "storage.records",
+    },
     "broker.namespace.entities": {"protocol.bounds"},
     "broker.namespace.fragments": {
         "broker.errors",

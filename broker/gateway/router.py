@@ -289,7 +289,7 @@ class WorkerConnection:
         """As `post`, for the messages of a run, each a delivery of its own."""
         if self._knows_runs:
             return self.post(wire.send_run(partition, channel, queue, count, run))
-        return self.post(wire.send(partition, channel, queue, runs.messages_of(run)))
+        return self.post(wire.send(partition, channel, queue, runs.messages_of(run, with_extra=True)))
 
     def settle(
         self, partition: int, queue: int, outcome: Outcome, channel: int, tokens: Sequence[bytes], count: int = 1

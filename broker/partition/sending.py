@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from broker.partition.forwarding import transfer_queue
 from broker.partition.messages.admission import Incoming, check, check_sizes
-from broker.partition.messages.duplicates import sift
+from broker.partition.messages.duplicates import keep_new, sift
 from broker.partition.messages.expiry import end_of_life
 from broker.partition.state.bodies import staged_id, with_times
 from broker.partition.state.core import Core
@@ -60,13 +60,21 @@ def send_run(core: Core, queue_id: int, run: bytes, now_ms: int) -> None:
     queue = core.access(queue_id, now_ms)
     terms = queue.terms
     is_plain = queue.transfers is None and not queue.is_topic and queue.sessions is None
-    if extension is None or not is_plain or terms.duplicate_window_ms or terms.time_to_live_ms is not None:
-        send(core, queue_id, messages_of(run), now_ms)
+    digests = None
+    detects = bool(terms.duplicate_window_ms)
+    is_usual = extension is not None and is_plain and terms.time_to_live_ms is None
+    if detects and is_usual:
+        digests = extension.digests_of(run)
+    if not is_usual or (detects and digests is None):
+        send(core, queue_id, messages_of(run, with_extra=detects), now_ms)
         return
     first = queue.next_number
     records, entries, refs = extension.store_run(run, now_ms, NEVER, queue_id, first, core.bodies.next_id)
     sizes = [len(record) for _, record in records]
     check_sizes(core, queue, sizes)
+    if digests is not None and not keep_new(core, queue, digests, now_ms):
+        send(core, queue_id, messages_of(run, with_extra=True), now_ms)
+        return
     queue.tally.incoming += len(refs)
     core.changing()
     core.bodies.append_items(records, keep=queue.is_awaited)

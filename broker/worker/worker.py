@@ -583,7 +583,7 @@ class Worker:
         except Exception as error:
             self._refusal(partition, error)
             self._messages_in_turn -= messages
-            self._send(peer, wire.send(message.partition, channel, queue, runs.messages_of(run)))
+            self._send(peer, wire.send(message.partition, channel, queue, runs.messages_of(run, with_extra=True)))
         else:
             if channel:
                 peer.answers.append(wire.sent(channel, messages))

@@ -114,6 +114,42 @@ end:
     return result;
 }
 
+// The text of a record's message-id if it is a short string: its size, and where it begins. NULL if it is not.
+static const uint8_t *id_of(const uint8_t *record, size_t size, size_t *id_bytes) {
+    enum { LIST_8 = 0xC0, LIST_32 = 0xD0, STRING_8 = 0xA1 };
+    if (size < RECORD_HEADER_BYTES) return NULL;
+    size_t at = RECORD_HEADER_BYTES + (size_t)read_u32(record + LAYOUT_AT + 4);
+    size_t end = at + read_u32(record + LAYOUT_AT + 8);
+    if (end > size || end - at < 4) return NULL; // there are no properties
+    uint8_t list = record[at + 3];
+    at += list == LIST_8 ? 6 : 12;
+    if ((list != LIST_8 && list != LIST_32) || at >= end || end - at < 2 || record[at] != STRING_8) return NULL;
+    *id_bytes = record[at + 1];
+    return *id_bytes <= end - at - 2 ? record + at + 2 : NULL;
+}
+
+// digests_of(run) -> [digest, ...]; None if a message has no message-id that is a short string
+PyObject *digests_of(PyObject *module, PyObject *run) {
+    (void)module;
+    char *bytes;
+    Py_ssize_t run_bytes;
+    if (PyBytes_AsStringAndSize(run, &bytes, &run_bytes) < 0) return NULL;
+    PyObject *digests = PyList_New(0);
+    for (size_t at = 0; digests && at < (size_t)run_bytes;) {
+        size_t id_bytes, record_bytes = run_next((uint8_t *)bytes, (size_t)run_bytes, &at);
+        const uint8_t *id = id_of((uint8_t *)bytes + at, record_bytes, &id_bytes);
+        if (!id) {
+            Py_DECREF(digests);
+            Py_RETURN_NONE;
+        }
+        XXH128_canonical_t digest;
+        XXH128_canonicalFromHash(&digest, XXH3_128bits(id, id_bytes));
+        if (append(digests, bytes_of(digest.digest, sizeof digest.digest)) < 0) Py_CLEAR(digests);
+        at += record_bytes;
+    }
+    return digests;
+}
+
 // refs_of(items of QUEUE) -> refs; None if an entry has an overlay or a wrong checksum
 PyObject *refs_of(PyObject *module, PyObject *items) {
     (void)module;

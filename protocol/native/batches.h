@@ -9,6 +9,7 @@
 #include <Python.h>
 
 PyObject *store_run(PyObject *module, PyObject *arguments);
+PyObject *digests_of(PyObject *module, PyObject *run);
 PyObject *refs_of(PyObject *module, PyObject *items);
 PyObject *are_whole(PyObject *module, PyObject *records);
 PyObject *take_usual(PyObject *module, PyObject *arguments);

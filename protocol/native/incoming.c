@@ -26,6 +26,7 @@ int incoming_take(Incoming *incoming, void *delivery, const uint8_t *message, si
     uint8_t id[MESSAGE_ID_BYTES];
     if (incoming->max_message_bytes && size > incoming->max_message_bytes) return 0;
     if (!intake_take(message, size, incoming->gives_ids, &intake)) return 0;
+    if (!incoming->gives_ids && !intake.has_id) return 0;
     if (intake.stored_bytes > UINT32_MAX - RECORD_HEADER_BYTES) return 0;
     if (!buffer_reserve(&incoming->run, RECORD_SIZE_BYTES + RECORD_HEADER_BYTES + intake.stored_bytes)) {
         PyErr_NoMemory();

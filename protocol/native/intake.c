@@ -257,7 +257,8 @@ bool intake_take(const uint8_t *message, size_t size, bool new_id, struct intake
     }
     intake->properties_head_bytes = 0;
     intake->rest_at = intake->properties_at;
-    if (new_id && (section.count == 0 || message[section.values_at] == NULL_VALUE)) {
+    intake->has_id = section.count && message[section.values_at] != NULL_VALUE;
+    if (new_id && !intake->has_id) {
         // As `_with_message_id` of the Python module: the null in the place of the id is left out.
         size_t fields_at = section.count ? section.values_at + 1 : section.end;
         size_t length = MESSAGE_ID_BYTES + (section.end - fields_at);

@@ -20,6 +20,7 @@ struct intake {
     uint8_t properties_head[PROPERTIES_HEAD_BYTES];
     size_t properties_head_bytes; // 0 if the message gets no message-id
     size_t stored_bytes;
+    bool has_id; // the message came with a message-id
 };
 
 // True if `take_apart` of the Python module would take the message without an error, without a time to live and

@@ -115,6 +115,7 @@ static PyMethodDef methods[] = {
     {"take_apart", take_apart, METH_VARARGS, NULL},
     {"render", render, METH_VARARGS, NULL},
     {"store_run", store_run, METH_VARARGS, NULL},
+    {"digests_of", digests_of, METH_O, NULL},
     {"refs_of", refs_of, METH_O, NULL},
     {"are_whole", are_whole, METH_O, NULL},
     {"take_usual", take_usual, METH_VARARGS, NULL},

@@ -46,7 +46,8 @@ class SenderChannel(LinkChannel):
         link = sender.link
         self._incoming: Any = None
         if native is not None and sender.takes_usual:
-            self._incoming = native.Incoming(address_of(link.pointer), self, link.max_message_bytes, True)
+            gives_ids = not sender.wants_id  # where duplicates are detected, a new id must not look like the client's
+            self._incoming = native.Incoming(address_of(link.pointer), self, link.max_message_bytes, gives_ids)
             link.engine.take_usual(link, self._incoming)
         self.pending: Arrivals = PlainArrivals() if self._incoming is None else NativeArrivals(self._incoming)
         self._sends: deque[tuple[float, int, int, int]] = deque()  # per command: time, deliveries, messages, bytes
@@ -199,7 +200,7 @@ class ClientSender(EntityLink, Intake):
         self.latency = connection.gateway.metrics.send_latency
         self._in_transactions = 0  # deliveries that wait for the answer to their transaction
         self._requires_session = self._taker.requires_session
-        self._wants_id = self._taker.detects_duplicates
+        self.wants_id = self._taker.detects_duplicates
         self._new_id = connection.gateway.new_message_id
         self.unanswered = 0  # deliveries on all channels that wait for an answer
         self._only = SenderChannel(self, entity.partition) if len(entity.partitions) == 1 else None
@@ -208,7 +209,7 @@ class ClientSender(EntityLink, Intake):
     @property
     def takes_usual(self) -> bool:
         """True if a usual message needs nothing but to be stored."""
-        return self.destination is None and not self._requires_session and not self._wants_id
+        return self.destination is None and not self._requires_session
 
     @property
     def waiting(self) -> int:
@@ -221,9 +222,9 @@ class ClientSender(EntityLink, Intake):
     def on_message(self, delivery: Delivery, payload: bytes, batch: bool, settled: bool, state: int) -> None:
         try:
             if batch:
-                messages = [take_apart(message, self._wants_id, self._new_id) for message in unpack_batch(payload)]
+                messages = [take_apart(message, self.wants_id, self._new_id) for message in unpack_batch(payload)]
             else:
-                messages = [take_apart(payload, self._wants_id, self._new_id)]
+                messages = [take_apart(payload, self.wants_id, self._new_id)]
             if self._requires_session:
                 for message in messages:
                     self._check(message)

@@ -97,11 +97,30 @@ def sift(
         source, there = (None, None) if origin is None else (origin[0], [origin[1][index] for index in repeats])
         core.journal.bare(Op.DUPLICATE, queue.id, ids, None, source, there)
     if new:
-        end_ms = now_ms + queue.terms.duplicate_window_ms
-        core.changing()
-        seen_ids.add(new, numbers, end_ms)
-        core.timers.arm(now_ms if seen_ids.is_busy else end_ms + PURGE_EVERY_MS, (queue.id, Due.DUPLICATES))
+        _keep(core, queue, seen_ids, new, numbers, now_ms)
     return repeats
+
+
+def keep_new(core: Core, queue: Queue, digests: list[bytes], now_ms: int) -> bool:
+    """As `sift`, for messages of a queue without sessions that get its next numbers, all with ids of their own.
+
+    False if one of them is a duplicate, and nothing was kept.
+    """
+    seen_ids = _seen_ids(core, queue.entity_id, now_ms)
+    if len(set(digests)) < len(digests) or seen_ids.find(digests, now_ms):
+        return False
+    number = queue.next_number
+    _keep(core, queue, seen_ids, digests, range(number, number + len(digests)), now_ms)
+    return True
+
+
+def _keep(
+    core: Core, queue: Queue, seen_ids: SeenIds, digests: list[bytes], numbers: Sequence[int], now_ms: int
+) -> None:
+    end_ms = now_ms + queue.terms.duplicate_window_ms
+    core.changing()
+    seen_ids.add(digests, numbers, end_ms)
+    core.timers.arm(now_ms if seen_ids.is_busy else end_ms + PURGE_EVERY_MS, (queue.id, Due.DUPLICATES))
 
 
 def _has_number(queue: Queue, extra: dict[int, Any]) -> bool:
