@@ -126,6 +126,11 @@ def tokens_of(ranges: Sequence[bytes]) -> list[bytes]:
     return tokens
 
 
+def count_of(ranges: Sequence[bytes]) -> int:
+    """The number of these tokens: see `tokens_of`."""
+    return sum(1 if len(each) == TOKEN_BYTES else _count(each, TOKEN_BYTES)[0] for each in ranges)
+
+
 def cut(command: Command | ForWorker) -> tuple[Command | ForWorker, Command | None]:
     """As `wire.cut`, of commands that may have runs."""
     if isinstance(command, SendRun):

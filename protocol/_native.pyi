@@ -137,10 +137,11 @@ class Receiver(Protocol):
 class Outgoing:
     """Deliveries that go out on a link, accepted ones that have gathered, and outcomes that wait for their answer.
 
-    The length is the number of these outcomes.
+    These wait in one line, that of partition 0; `by_partition`, in a line for each partition, which the first two bytes
+    of tokens say.
     """
 
-    def __init__(self, link: int, owner: Receiver, settled: bool) -> None: ...
+    def __init__(self, link: int, owner: Receiver, settled: bool, by_partition: bool = False) -> None: ...
     @property
     def count(self) -> int:
         """The number of accepted deliveries that have gathered."""
@@ -187,18 +188,19 @@ class Outgoing:
     def last_tags(self, count: int) -> list[bytes]:
         """The tags of the last deliveries that were sent and have no outcome, in order."""
 
-    def append(self, delivery: int, outcome: int) -> None: ...
-    def popleft(self) -> tuple[int, int]: ...
-    def settle(self, count: int) -> tuple[int, int, int, int, int]:
+    def append(self, partition: int, delivery: int, outcome: int) -> None: ...
+    def popleft(self, partition: int) -> tuple[int, int]: ...
+    def settle(self, partition: int, count: int) -> tuple[int, int, int, int, int]:
         """The first outcomes are applied: settle their deliveries. Returns the number of each outcome."""
 
-    def clear(self) -> None:
+    def clear(self, partition: int) -> None:
         """Forget the outcomes that wait for an answer."""
+
+    def pending(self, partition: int) -> int:
+        """The number of outcomes that wait for an answer."""
 
     def end(self) -> int:
         """The link ends with its deliveries. Returns how many had no outcome."""
-
-    def __len__(self) -> int: ...
 
 class Events(Protocol):
     """The engine of a `Pump`."""

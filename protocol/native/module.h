@@ -49,6 +49,12 @@ struct tokens {
     uint32_t count;
 };
 
+// Outcomes that wait for the answers of one partition, in order.
+struct line {
+    uint32_t partition; // 0 if all are in one line
+    struct ring pending;
+};
+
 // Deliveries that go out on a link, to a client that receives.
 typedef struct {
     PyObject_HEAD
@@ -62,7 +68,8 @@ typedef struct {
     struct buffer accepted; // struct tokens: accepted deliveries that have gathered
     size_t count;        // of them
     bool is_quiet;       // the peer has settled these, so that it gets no answer
-    struct ring pending;
+    bool by_partition;   // outcomes of each partition wait in a line of their own
+    struct buffer lines; // struct line
 } Outgoing;
 
 extern PyObject *incoming_type, *outgoing_type; // set when the module is made, like these:

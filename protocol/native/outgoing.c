@@ -26,6 +26,25 @@ static void pop_part(Outgoing *outgoing) {
     ring_pop(&outgoing->parts);
 }
 
+// The line of a partition; NULL if there is no memory.
+static struct ring *pending_of(Outgoing *outgoing, uint32_t partition) {
+    struct line *lines = (struct line *)outgoing->lines.bytes;
+    size_t count = outgoing->lines.size / sizeof *lines;
+    for (size_t at = 0; at < count; at++)
+        if (lines[at].partition == partition) return &lines[at].pending;
+    if (!buffer_reserve(&outgoing->lines, sizeof *lines)) return NULL;
+    struct line *line = (struct line *)outgoing->lines.bytes + count;
+    *line = (struct line){partition, {.item_bytes = sizeof(struct pending)}};
+    outgoing->lines.size += sizeof *line;
+    return &line->pending;
+}
+
+static void lines_clear(Outgoing *outgoing) {
+    struct line *lines = (struct line *)outgoing->lines.bytes;
+    for (size_t at = 0; at < outgoing->lines.size / sizeof *lines; at++) ring_free(&lines[at].pending);
+    buffer_free(&outgoing->lines);
+}
+
 static void parts_clear(Outgoing *outgoing) {
     while (outgoing->parts.count) pop_part(outgoing);
     outgoing->queued_bytes = 0;
@@ -80,7 +99,8 @@ int outgoing_accepted(Outgoing *outgoing, void *delivery, bool settled) {
     if (settled) {
         proton.delivery_settle(delivery);
     } else {
-        struct pending *pending = ring_push(&outgoing->pending);
+        struct ring *line = pending_of(outgoing, outgoing->by_partition ? read_u16(token) : 0);
+        struct pending *pending = line ? ring_push(line) : NULL;
         if (!pending) {
             PyErr_NoMemory();
             return -1;
@@ -99,14 +119,15 @@ static int outgoing_init(PyObject *self, PyObject *arguments, PyObject *keywords
     Outgoing *outgoing = (Outgoing *)self;
     unsigned long long link;
     PyObject *owner;
-    int settled;
-    static char *names[] = {"link", "owner", "settled", NULL};
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "KOp", names, &link, &owner, &settled)) return -1;
+    int settled, by_partition = 0;
+    static char *names[] = {"link", "owner", "settled", "by_partition", NULL};
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "KOp|p", names, &link, &owner, &settled, &by_partition))
+        return -1;
     outgoing->link = pointer_of(link);
     outgoing->owner = Py_NewRef(owner);
     outgoing->settled = settled;
+    outgoing->by_partition = by_partition;
     outgoing->parts.item_bytes = sizeof(struct part);
-    outgoing->pending.item_bytes = sizeof(struct pending);
     return 0;
 }
 
@@ -128,7 +149,7 @@ static void outgoing_dealloc(PyObject *self) {
     outgoing_clear(self);
     parts_clear(outgoing);
     ring_free(&outgoing->parts);
-    ring_free(&outgoing->pending);
+    lines_clear(outgoing);
     buffer_free(&outgoing->accepted);
     map_free(&outgoing->sent);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
@@ -259,43 +280,56 @@ static PyObject *outgoing_last_tags(PyObject *self, PyObject *number) {
 }
 
 static PyObject *outgoing_append(PyObject *self, PyObject *arguments) {
+    unsigned int partition;
     unsigned long long delivery, outcome;
-    if (!PyArg_ParseTuple(arguments, "KK", &delivery, &outcome)) return NULL;
+    if (!PyArg_ParseTuple(arguments, "IKK", &partition, &delivery, &outcome)) return NULL;
     if (outcome >= OUTCOMES) {
         PyErr_SetString(PyExc_ValueError, "no such outcome");
         return NULL;
     }
-    struct pending *pending = ring_push(&((Outgoing *)self)->pending);
+    struct ring *line = pending_of((Outgoing *)self, partition);
+    struct pending *pending = line ? ring_push(line) : NULL;
     if (!pending) return PyErr_NoMemory();
     *pending = (struct pending){pointer_of(delivery), outcome};
     Py_RETURN_NONE;
 }
 
-static PyObject *outgoing_popleft(PyObject *self, PyObject *none) {
-    (void)none;
-    struct ring *ring = &((Outgoing *)self)->pending;
-    if (!ring->count) {
+// The line of the partition whose number Python gives; NULL with an exception.
+static struct ring *given_line(PyObject *self, PyObject *number) {
+    size_t partition = PyLong_AsSize_t(number);
+    if (PyErr_Occurred()) return NULL;
+    struct ring *line = partition <= UINT32_MAX ? pending_of((Outgoing *)self, (uint32_t)partition) : NULL;
+    if (!line) PyErr_NoMemory();
+    return line;
+}
+
+static PyObject *outgoing_popleft(PyObject *self, PyObject *partition) {
+    struct ring *line = given_line(self, partition);
+    if (!line) return NULL;
+    if (!line->count) {
         PyErr_SetString(PyExc_IndexError, "no outcome is pending");
         return NULL;
     }
-    struct pending *pending = ring_at(ring, 0);
+    struct pending *pending = ring_at(line, 0);
     PyObject *item = Py_BuildValue("KK", address_of(pending->delivery), (unsigned long long)pending->outcome);
-    ring_pop(ring);
+    ring_pop(line);
     return item;
 }
 
-static PyObject *outgoing_settle(PyObject *self, PyObject *number) {
-    struct ring *ring = &((Outgoing *)self)->pending;
-    size_t count = PyLong_AsSize_t(number);
+static PyObject *outgoing_settle(PyObject *self, PyObject *arguments) {
+    PyObject *partition;
+    Py_ssize_t number;
+    if (!PyArg_ParseTuple(arguments, "On", &partition, &number)) return NULL;
+    struct ring *line = given_line(self, partition);
+    if (!line) return NULL;
     Py_ssize_t counts[OUTCOMES] = {0};
-    if (PyErr_Occurred()) return NULL;
-    if (count > ring->count) {
+    if (number < 0 || (size_t)number > line->count) {
         PyErr_SetString(PyExc_IndexError, "fewer outcomes are pending");
         return NULL;
     }
-    for (; count; count--) {
-        struct pending pending = *(struct pending *)ring_at(ring, 0);
-        ring_pop(ring);
+    for (; number; number--) {
+        struct pending pending = *(struct pending *)ring_at(line, 0);
+        ring_pop(line);
         counts[pending.outcome]++;
         proton.delivery_update(pending.delivery, STATE_OF[pending.outcome]);
         proton.delivery_settle(pending.delivery);
@@ -303,23 +337,27 @@ static PyObject *outgoing_settle(PyObject *self, PyObject *number) {
     return Py_BuildValue("nnnnn", counts[0], counts[1], counts[2], counts[3], counts[4]);
 }
 
-static PyObject *outgoing_forget(PyObject *self, PyObject *none) {
-    (void)none;
-    ring_free(&((Outgoing *)self)->pending);
+static PyObject *outgoing_forget(PyObject *self, PyObject *partition) {
+    struct ring *line = given_line(self, partition);
+    if (!line) return NULL;
+    ring_free(line);
     Py_RETURN_NONE;
+}
+
+static PyObject *outgoing_pending(PyObject *self, PyObject *partition) {
+    struct ring *line = given_line(self, partition);
+    return line ? PyLong_FromSize_t(line->count) : NULL;
 }
 
 static PyObject *outgoing_end(PyObject *self, PyObject *none) {
     (void)none;
     Outgoing *outgoing = (Outgoing *)self;
     size_t count = outgoing->sent.count;
-    ring_free(&outgoing->pending);
+    lines_clear(outgoing);
     map_free(&outgoing->sent);
     outgoing->accepted.size = outgoing->count = 0;
     return PyLong_FromSize_t(count);
 }
-
-static Py_ssize_t outgoing_length(PyObject *self) { return (Py_ssize_t)((Outgoing *)self)->pending.count; }
 
 static PyObject *outgoing_get_count(PyObject *self, void *closure) {
     (void)closure;
@@ -350,9 +388,10 @@ static PyMethodDef outgoing_methods[] = {
     {"told", outgoing_told, METH_O, NULL},
     {"last_tags", outgoing_last_tags, METH_O, NULL},
     {"append", outgoing_append, METH_VARARGS, NULL},
-    {"popleft", outgoing_popleft, METH_NOARGS, NULL},
-    {"settle", outgoing_settle, METH_O, NULL},
-    {"clear", outgoing_forget, METH_NOARGS, NULL},
+    {"popleft", outgoing_popleft, METH_O, NULL},
+    {"settle", outgoing_settle, METH_VARARGS, NULL},
+    {"clear", outgoing_forget, METH_O, NULL},
+    {"pending", outgoing_pending, METH_O, NULL},
     {"end", outgoing_end, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
@@ -363,7 +402,6 @@ static PyType_Slot outgoing_slots[] = {
     {Py_tp_dealloc, outgoing_dealloc},
     {Py_tp_methods, outgoing_methods},
     {Py_tp_getset, outgoing_attributes},
-    {Py_sq_length, outgoing_length},
     {0, NULL},
 };
 PyType_Spec outgoing_spec = {

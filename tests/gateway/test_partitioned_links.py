@@ -384,6 +384,7 @@ class Receiving(Scene):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self.receiver = -1  # its handle
+        self.in_runs = False  # deliveries come as runs
 
     def attach(self, credit: int) -> None:
         self.receiver = self.client.attach(sender=False, address="orders", credit=credit)
@@ -399,6 +400,11 @@ class Receiving(Scene):
         return next(each.number for each in bound._channels if each.partition == number)
 
     def deliver(self, number: int, *tokens: int) -> None:
+        if self.in_runs:
+            for token in tokens:
+                run = (token_of(number, token), (number << 48) + token, 0, 1, run_of([RECORD]))
+                self.workers[number].say([Op.DELIVER_RUN, self.channel(number), 1, *run])
+            return
         entries: list[Any] = []
         for token in tokens:
             entries += (token_of(number, token), (number << 48) + token, 0, RECORD, None)
@@ -416,9 +422,11 @@ def ops(commands: list[list[Any]]) -> list[int]:
     return [command[0] for command in commands]
 
 
-@pytest.fixture
-def receiving(tmp_path: Path) -> Receiving:
-    return Receiving(tmp_path)
+@pytest.fixture(params=[False, True], ids=["entries", "runs"])
+def receiving(request: pytest.FixtureRequest, tmp_path: Path) -> Receiving:
+    receiving = Receiving(tmp_path)
+    receiving.in_runs = request.param
+    return receiving
 
 
 async def test_a_receiver_is_open_on_all_fragments_with_a_part_of_the_credit(receiving: Receiving) -> None:
@@ -430,12 +438,11 @@ async def test_a_receiver_is_open_on_all_fragments_with_a_part_of_the_credit(rec
         assert found[2][3] == 10
 
 
-@pytest.mark.parametrize("as_run", [False, True])
-async def test_deliveries_use_the_grant_of_their_fragment_once(receiving: Receiving, as_run: bool) -> None:
+async def test_deliveries_use_the_grant_of_their_fragment_once(receiving: Receiving) -> None:
     await receiving.begin()
     receiving.attach(credit=30)
     await receiving.commands()
-    if as_run:
+    if receiving.in_runs:
         run = run_of([RECORD] * 4)
         receiving.workers[1].say([Op.DELIVER_RUN, receiving.channel(1), 1, token_of(1, 1), (1 << 48) + 1, 0, 4, run])
     else:

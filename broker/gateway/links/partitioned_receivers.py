@@ -3,13 +3,13 @@
 import time
 from collections.abc import Iterable
 
-from broker import wire
+from broker import runs, wire
 from broker.errors import BrokerError, PartitionParked
 from broker.gateway.host import Host
 from broker.gateway.links.receivers import ClientReceiver, ReceiverChannel
 from broker.gateway.links.shares import Action, Kind, Shares
 from broker.gateway.namespace import Entity
-from broker.wire import ENTRY
+from broker.wire import ENTRY, DeliverRun
 from protocol.addresses import Address
 from protocol.engine.links import Link
 
@@ -22,6 +22,8 @@ REST_SECONDS = 60.0
 
 class PartitionedReceiver(ClientReceiver):
     """A link on which the client receives from a partitioned entity."""
+
+    is_spread = True
 
     def __init__(self, connection: Host, link: Link, entity: Entity, address: Address) -> None:
         self._shares = Shares(entity.partitions)
@@ -131,6 +133,20 @@ class PartitionedReceiver(ClientReceiver):
         self._shares.delivered(channel.partition, len(entries) // ENTRY)
         super().on_deliver(channel, locked_until_ms, entries)
         self.ask()
+
+    def _deliver_run(self, channel: ReceiverChannel, message: DeliverRun) -> bool:
+        if not super()._deliver_run(channel, message):
+            return False
+        self._shares.delivered(channel.partition, message.messages)
+        self.ask()
+        return True
+
+    def _accept(self, tokens: list[bytes], count: int, is_quiet: bool) -> None:
+        of: dict[bytes, list[bytes]] = {}
+        for token in tokens:
+            of.setdefault(token[:2], []).append(token)
+        for prefix, those in of.items():
+            self._by_prefix[prefix].accept(those, runs.count_of(those), is_quiet)
 
     def on_worker_lost(self, channel: ReceiverChannel) -> None:
         self._shares.lost(channel.partition)

@@ -94,18 +94,24 @@ class PlainSettlements:
 
 
 class NativeSettlements:
-    """`outgoing` is the extension's."""
+    """Those of one `line` of the extension's `outgoing`."""
 
-    def __init__(self, outgoing: Any) -> None:
+    def __init__(self, outgoing: Any, line: int) -> None:
         self._outgoing = outgoing
-        self.settle = outgoing.settle
-        self.clear = outgoing.clear
+        self._line = line
 
     def append(self, delivery: Delivery, outcome: Outcome) -> None:
-        self._outgoing.append(address_of(delivery), outcome)
+        self._outgoing.append(self._line, address_of(delivery), outcome)
 
     def popleft(self) -> Delivery:
-        return delivery_at(self._outgoing.popleft()[0])
+        return delivery_at(self._outgoing.popleft(self._line)[0])
+
+    def settle(self, count: int) -> Sequence[int]:
+        counts: Sequence[int] = self._outgoing.settle(self._line, count)
+        return counts
+
+    def clear(self) -> None:
+        self._outgoing.clear(self._line)
 
     def __len__(self) -> int:
-        return len(self._outgoing)
+        return int(self._outgoing.pending(self._line))

@@ -54,9 +54,11 @@ class ReceiverChannel(LinkChannel):
         self.limit = 0
         self.is_draining = False
         self.is_down = False  # a command of this turn could not be posted
-        self._outgoing: Any = receiver.link.outgoing
+        outgoing: Any = receiver.link.outgoing
         # These wait for the partition's answer.
-        self.settling: Settlements = PlainSettlements() if self._outgoing is None else NativeSettlements(self._outgoing)
+        self.settling: Settlements = PlainSettlements()
+        if outgoing is not None:
+            self.settling = NativeSettlements(outgoing, partition if receiver.is_spread else 0)
         self._closing = False
         self._last = b""  # token of the last delivery given to the engine
 
@@ -97,16 +99,14 @@ class ReceiverChannel(LinkChannel):
             return self.worker.settle(self.partition, queue, outcome, number, (token,))
         return self.worker.post(wire.settle(self.partition, queue, outcome, (number, 1), (token,), properties))
 
-    def post_accepted(self) -> None:
-        """Post the accepted deliveries that the extension has gathered."""
-        outgoing, receiver = self._outgoing, self._receiver
-        if outgoing is None or not outgoing.count:
-            return
-        count, is_quiet, tokens = outgoing.take_accepted()
+    def accept(self, tokens: Sequence[bytes], count: int, is_quiet: bool) -> None:
+        """Post `count` accepted deliveries, which wait in `settling` unless the client has settled them.
+
+        A token may stand for several: see `broker.runs`.
+        """
         number = 0 if is_quiet else self.number
-        if not self.worker.settle(self.partition, receiver.queue, Outcome.ACCEPTED, number, tokens, count):
+        if not self.worker.settle(self.partition, self._receiver.queue, Outcome.ACCEPTED, number, tokens, count):
             self.is_down = self.is_down or not is_quiet
-        receiver.on_accepted(count, is_quiet)
 
     def give_back(self, entries: list[Any], outcome: Outcome = Outcome.RELEASED) -> None:
         """Give deliveries that were never written to the socket back; they do not count as failed.
@@ -130,7 +130,7 @@ class ReceiverChannel(LinkChannel):
 
         Without it, these are only deliveries that are still on their way from the partition: their tokens are higher.
         """
-        self.post_accepted()
+        self._receiver.post_accepted()
         self.settling.clear()
         self._closing = True
         command = wire.close_receiver(self.partition, self.number, broken, unsent_from or self._last + b"\0")
@@ -198,6 +198,7 @@ class ClientReceiver(EntityLink):
     """
 
     right = Right.LISTEN
+    is_spread = False  # over several fragments of a partitioned entity
 
     def __init__(
         self, connection: Host, link: Link, entity: Entity, address: Address, partitions: Sequence[int]
@@ -214,8 +215,8 @@ class ClientReceiver(EntityLink):
         self._may_get_more = False  # something has changed, so perhaps the partition can be granted more
         self._is_held_back = False  # by the number of deliveries that the client has not settled
         self._closing = False
-        if native is not None and len(partitions) == 1 and not self.receives_and_deletes:
-            link.outgoing = native.Outgoing(address_of(link.pointer), self, False)
+        if native is not None and not self.receives_and_deletes and (self.is_spread or len(partitions) == 1):
+            link.outgoing = native.Outgoing(address_of(link.pointer), self, False, self.is_spread)
         self._channels = [ReceiverChannel(self, partition) for partition in partitions]
         self._only = self._channels[0] if len(self._channels) == 1 else None
         connection.unsent.expect_deliveries()
@@ -338,15 +339,21 @@ class ClientReceiver(EntityLink):
 
     def on_deliver_run(self, channel: ReceiverChannel, message: DeliverRun) -> None:
         """As `on_deliver`, of a run."""
+        if not self._deliver_run(channel, message):
+            _, _, locked_until_ms, token, numbers, delivery_count, _, run = message
+            self.on_deliver(channel, locked_until_ms, runs.entries_of(run, token, numbers, delivery_count))
+
+    def _deliver_run(self, channel: ReceiverChannel, message: DeliverRun) -> bool:
+        """False if the run cannot be delivered as one, and nothing was done."""
         _, _, locked_until_ms, token, numbers, delivery_count, count, run = message
         link = self.link
         credit = 0 if link.closed else link.credit
         if count > credit or not link.send_run(run, count, token, numbers, delivery_count, locked_until_ms):
-            self.on_deliver(channel, locked_until_ms, runs.entries_of(run, token, numbers, delivery_count))
-            return
+            return False
         channel.sent(runs.token_ahead(token, count - 1))
         size_bytes = len(run) - count * runs.SIZE_BYTES
         self._sent(channel, count, size_bytes, message_enqueued_ms(run[runs.SIZE_BYTES :]), credit - count)
+        return True
 
     def _sent(self, channel: ReceiverChannel, count: int, size_bytes: int, enqueued_ms: int, credit: int) -> None:
         """Deliveries were given to the engine; `credit` is left."""
@@ -365,15 +372,19 @@ class ClientReceiver(EntityLink):
         self.connection.active.add(self)
 
     def post_accepted(self) -> None:
-        for channel in self._channels:
-            channel.post_accepted()
-
-    def on_accepted(self, count: int, is_quiet: bool) -> None:
-        """So many accepted deliveries were posted."""
+        """Post the accepted deliveries that the extension has gathered."""
+        outgoing: Any = self.link.outgoing
+        if outgoing is None or not outgoing.count:
+            return
+        count, is_quiet, tokens = outgoing.take_accepted()
+        self._accept(tokens, count, is_quiet)
         if self._is_held_back:
             self._may_get_more = True
         if is_quiet:
             self._count_settled(Outcome.ACCEPTED, count)
+
+    def _accept(self, tokens: list[bytes], count: int, is_quiet: bool) -> None:
+        self._channels[0].accept(tokens, count, is_quiet)
 
     def _count_settled(self, outcome: Outcome, count: int) -> None:
         self.metrics.incoming_requests += count
@@ -484,8 +495,8 @@ class ClientReceiver(EntityLink):
 
     def post(self) -> None:
         """Do the work that has gathered in one read of the socket."""
+        self.post_accepted()
         for channel in self._channels:
-            channel.post_accepted()
             if channel.is_down:
                 channel.is_down = False
                 self.answer_unposted(channel)
