@@ -7,7 +7,7 @@ A run is message records one behind the other, each with its size before it (4 b
 import struct
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, overload
 
 from broker import wire
 from broker.wire import ENTRY, ITEMS_AT_ONCE, Command, ForWorker, SendRun, Settle
@@ -61,6 +61,30 @@ def entries_of(run: bytes, token: bytes, numbers: int | bytes, delivery_count: i
     for ahead, (number, record) in enumerate(zip(each, records, strict=True)):
         entries += (_token.pack(prefix, counter + ahead), number, delivery_count, record, None)
     return entries
+
+
+class RunMessages(Sequence[Any]):
+    """The messages of a run, as those of `messages_of`; a slice is a run as well."""
+
+    def __init__(self, run: bytes, count: int) -> None:
+        self.run = run
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> "RunMessages": ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, int):
+            return messages_of(self.run)[index]
+        begin, end, step = index.indices(self._count)
+        assert step == 1
+        if end <= begin:
+            return RunMessages(b"", 0)
+        return RunMessages(self.run[offset_of(self.run, begin) : offset_of(self.run, end)], end - begin)
 
 
 def token_ahead(token: bytes, ahead: int) -> bytes:

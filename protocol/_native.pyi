@@ -87,6 +87,9 @@ def render(
 ) -> bytes | None:
     """The message as a receiver gets it, as `protocol.message.rendering.render`; None if the record is not usual."""
 
+def accept_all(addresses: bytes) -> None:
+    """Accept and settle these deliveries of proton: see `Incoming.take_pending`."""
+
 class Sender(Protocol):
     """The owner of an `Incoming`."""
 
@@ -115,6 +118,9 @@ class Incoming:
 
     def take_run(self) -> bytes:
         """The messages that have gathered, as a run: see `protocol.message.runs`."""
+
+    def take_pending(self) -> bytes:
+        """All pending deliveries, as numbers of 8 bytes in the machine's order, which are pending no more."""
 
     def append(self, delivery: int) -> None: ...
     def popleft(self) -> int: ...

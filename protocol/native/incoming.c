@@ -143,6 +143,35 @@ static PyObject *incoming_pop(PyObject *self, PyObject *none) {
     return pop((Incoming *)self, false);
 }
 
+static PyObject *incoming_take_pending(PyObject *self, PyObject *none) {
+    (void)none;
+    struct ring *ring = &((Incoming *)self)->pending;
+    PyObject *taken = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(ring->count * sizeof(uint64_t)));
+    if (!taken) return NULL;
+    uint8_t *at = (uint8_t *)PyBytes_AsString(taken);
+    for (; ring->count; ring_pop(ring)) {
+        uint64_t address = address_of(((struct pending *)ring_at(ring, 0))->delivery);
+        at = write_bytes(at, &address, sizeof address);
+    }
+    return taken;
+}
+
+PyObject *accept_all(PyObject *module, PyObject *addresses) {
+    (void)module;
+    char *bytes;
+    Py_ssize_t size;
+    if (PyBytes_AsStringAndSize(addresses, &bytes, &size) < 0) return NULL;
+    for (Py_ssize_t at = 0; size - at >= (Py_ssize_t)sizeof(uint64_t); at += sizeof(uint64_t)) {
+        uint64_t address;
+        memcpy(&address, bytes + at, sizeof address);
+        if (address) {
+            proton.delivery_update(pointer_of(address), ACCEPTED);
+            proton.delivery_settle(pointer_of(address));
+        }
+    }
+    Py_RETURN_NONE;
+}
+
 static PyObject *incoming_accept(PyObject *self, PyObject *number) {
     struct ring *ring = &((Incoming *)self)->pending;
     size_t count = PyLong_AsSize_t(number);
@@ -178,6 +207,7 @@ static PyMethodDef incoming_methods[] = {
     {"append", incoming_append, METH_O, NULL},
     {"popleft", incoming_popleft, METH_NOARGS, NULL},
     {"pop", incoming_pop, METH_NOARGS, NULL},
+    {"take_pending", incoming_take_pending, METH_NOARGS, NULL},
     {"accept", incoming_accept, METH_O, NULL},
     {"clear", incoming_forget, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},

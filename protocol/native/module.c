@@ -114,6 +114,7 @@ static PyMethodDef methods[] = {
     {"walk", walk, METH_VARARGS, NULL},
     {"take_apart", take_apart, METH_VARARGS, NULL},
     {"render", render, METH_VARARGS, NULL},
+    {"accept_all", accept_all, METH_O, NULL},
     {"store_run", store_run, METH_VARARGS, NULL},
     {"digests_of", digests_of, METH_O, NULL},
     {"refs_of", refs_of, METH_O, NULL},

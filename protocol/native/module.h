@@ -80,6 +80,9 @@ extern uint8_t message_id_prefix[18];
 // Append an ordinary message that came in on the link: 1 if it was taken, 0 if it is unusual, -1 with an exception.
 int incoming_take(Incoming *incoming, void *delivery, const uint8_t *message, size_t size, bool settled);
 
+// Function of the module.
+PyObject *accept_all(PyObject *module, PyObject *addresses);
+
 // Note an accepted outcome: -1 with an exception.
 int outgoing_accepted(Outgoing *outgoing, void *delivery, bool settled);
 

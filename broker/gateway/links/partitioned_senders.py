@@ -9,7 +9,7 @@ cannot happen.
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from broker import wire
@@ -17,14 +17,17 @@ from broker.errors import BrokerError, OutcomeUnknown, PartitionParked, QuotaExc
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Host
 from broker.gateway.links.channel import LinkChannel
+from broker.gateway.links.pending import TakenArrivals
 from broker.gateway.links.senders import ClientSender
 from broker.gateway.namespace import Entity
 from broker.gateway.router import EARLY_BYTES
 from broker.namespace.fragments import fragment_of, key_of, split
+from broker.runs import RunMessages
 from protocol import error_texts
 from protocol.addresses import Address
 from protocol.engine.deliveries import ACCEPTED, Delivery, forget, settle
 from protocol.engine.links import Link
+from protocol.engine.native import address_of, native
 
 # Bytes of messages without a key that go to a fragment before the end of the turn. The workers share the messages, so
 # each has time to wait for more: with less at once it would commit more often. With more than receivers have granted to
@@ -54,11 +57,19 @@ class _Command:
         self.is_batch = is_batch
         self.since = since
         self.tried = tried  # partitions that did not take it
-        self.deliveries: list[Delivery | None] = []  # None for one that was sent settled
+        self.deliveries: Sequence[Delivery | None] = []  # None for one that was sent settled
         self.parts: _Parts | None = None  # of the only delivery, if this is one of several
-        self.messages: list[Any] = []
+        self.messages: Sequence[Any] = []
         self.size_bytes = 0
         self.has_moved = False  # another fragment has it now, and only that one's answer counts
+
+    def add(self, delivery: Delivery | None, message: Any, size_bytes: int) -> None:
+        """A message that Python has taken apart, in a command of such messages."""
+        assert isinstance(self.deliveries, list)
+        assert isinstance(self.messages, list)
+        self.deliveries.append(delivery)
+        self.messages.append(message)
+        self.size_bytes += size_bytes
 
     def split(self, count: int) -> "_Command":
         """Remove the first `count` deliveries; returns a command of them."""
@@ -98,9 +109,7 @@ class FragmentChannel(LinkChannel):
         command = self._gathering
         if command is None:
             command = self._gathering = _Command(True, False, time.perf_counter())
-        command.deliveries.append(delivery)
-        command.messages.append(message)
-        command.size_bytes += size_bytes
+        command.add(delivery, message, size_bytes)
         self.unanswered += 1
         if command.size_bytes > EARLY_BYTES:
             self.post_gathered()
@@ -110,7 +119,7 @@ class FragmentChannel(LinkChannel):
     ) -> None:
         self.post_gathered()
         command = _Command(has_key, True, time.perf_counter())
-        command.deliveries.append(delivery)
+        command.deliveries = [delivery]
         command.parts = parts
         command.messages = messages
         command.size_bytes = size_bytes
@@ -128,11 +137,17 @@ class FragmentChannel(LinkChannel):
             self.post(command)
 
     def post(self, command: _Command) -> None:
-        make = wire.send_batch if command.is_batch else wire.send
-        if self.worker.post(make(self.partition, self.number, self._sender.queue, command.messages)):
+        if self._post(command):
             self._sent.append(command)
         else:
             self._end(command, ServerBusy(error_texts.SERVER_BUSY))
+
+    def _post(self, command: _Command) -> bool:
+        messages, queue = command.messages, self._sender.queue
+        if isinstance(messages, RunMessages):
+            return self.worker.post_run(self.partition, self.number, queue, len(messages), messages.run)
+        make = wire.send_batch if command.is_batch else wire.send
+        return self.worker.post(make(self.partition, self.number, queue, messages))
 
     def on_sent(self, count: int, error: BrokerError | None) -> None:
         while count > 0:
@@ -190,6 +205,23 @@ class PartitionedSender(ClientSender):
         self._gathering: tuple[FragmentChannel, _Command] | None = None
         self._room = 0
         self._has_ended = False
+        # Usual messages without a key gather here.
+        self._incoming: Any = None
+        if native is not None and self.takes_usual and not self.wants_id:
+            self._incoming = native.Incoming(address_of(link.pointer), self, link.max_message_bytes, True)
+            link.engine.take_usual(link, self._incoming)
+
+    # -- what the extension calls
+
+    def on_gathering(self) -> None:
+        self.link.known_credit = None
+        self.connection.active.add(self)
+
+    def post_early(self) -> None:
+        if self._incoming.message_bytes > SHARED_EARLY_BYTES:
+            self._post_runs()
+
+    # -- messages
 
     def _spread(self, delivery: Delivery, messages: list[Any], size_bytes: int, batch: bool, settled: bool) -> None:
         try:
@@ -210,9 +242,7 @@ class PartitionedSender(ClientSender):
         if key is not None:
             channel.gather(None if settled else delivery, messages[0], size_bytes)
             return
-        command.deliveries.append(None if settled else delivery)
-        command.messages += messages
-        command.size_bytes += size_bytes
+        command.add(None if settled else delivery, messages[0], size_bytes)
         self._room -= 1
         if self._room <= 0 or command.size_bytes > SHARED_EARLY_BYTES:
             self._post_keyless()
@@ -229,6 +259,36 @@ class PartitionedSender(ClientSender):
     def _post_keyless(self) -> None:
         if self._gathering is not None:
             (channel, command), self._gathering = self._gathering, None
+            channel.take(command)
+
+    def _post_runs(self) -> None:
+        """Post the usual messages that have gathered: to each fragment its share at most, while that is possible."""
+        incoming = self._incoming
+        if incoming is None or not incoming.count:
+            return
+        size_bytes = incoming.message_bytes
+        count = incoming.count
+        messages: Sequence[Any] = RunMessages(incoming.take_run(), count)
+        deliveries: Sequence[Delivery | None] = TakenArrivals(incoming.take_pending())
+        self.unanswered += len(deliveries)
+        while deliveries:
+            command = _Command(False, False, time.perf_counter())
+            try:
+                channel = self._channel_for(None)
+            except BrokerError as error:
+                command.deliveries, command.messages = deliveries, messages
+                self.end(command, error)
+                return
+            room = self._share - channel.unanswered
+            count = min(len(deliveries), room if room > 0 else self._share)
+            command.size_bytes = size_bytes * count // len(deliveries)
+            size_bytes -= command.size_bytes
+            if count == len(deliveries):
+                command.deliveries, command.messages = deliveries, messages
+                deliveries = ()
+            else:
+                command.deliveries, deliveries = deliveries[:count], deliveries[count:]
+                command.messages, messages = messages[:count], messages[count:]
             channel.take(command)
 
     def _spread_batch(self, delivery: Delivery, messages: list[Any], size_bytes: int, settled: bool) -> None:
@@ -280,6 +340,7 @@ class PartitionedSender(ClientSender):
         for channel in self._channels.values():
             channel.post_gathered()
         self._post_keyless()
+        self._post_runs()
         return False
 
     def end(self, command: _Command, error: BrokerError | None) -> None:
@@ -307,6 +368,9 @@ class PartitionedSender(ClientSender):
 
     def _tell(self, deliveries: Iterable[Delivery | None], error: BrokerError | None) -> None:
         if error is None:
+            if isinstance(deliveries, TakenArrivals):
+                deliveries.accept()
+                return
             for delivery in deliveries:
                 if delivery is not None:
                     settle(delivery, ACCEPTED)
@@ -318,6 +382,8 @@ class PartitionedSender(ClientSender):
 
     def on_detach(self) -> None:
         self._post_keyless()
+        self._post_runs()
+        self.link.engine.forget_native(self.link)
         self._has_ended = True
         for channel in self._channels.values():
             channel.end()

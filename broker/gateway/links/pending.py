@@ -5,12 +5,14 @@ Those of a link that the extension serves are kept there, because it adds to the
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 
 from broker.gateway.links.outcomes import STATE_OF
 from broker.wire import Outcome
 from protocol.engine.deliveries import ACCEPTED, Delivery, settle
-from protocol.engine.native import address_of, delivery_at
+from protocol.engine.native import address_of, delivery_at, native
+
+_ADDRESS_BYTES = 8
 
 
 class Arrivals(Protocol):
@@ -53,6 +55,29 @@ class NativeArrivals:
 
     def __len__(self) -> int:
         return len(self._incoming)
+
+
+class TakenArrivals(Sequence[Delivery | None]):
+    """Deliveries that the extension has given up, as `Incoming.take_pending` has them."""
+
+    def __init__(self, addresses: bytes) -> None:
+        self._addresses = addresses
+
+    def accept(self) -> None:
+        native.accept_all(self._addresses)
+
+    def __len__(self) -> int:
+        return len(self._addresses) // _ADDRESS_BYTES
+
+    @overload
+    def __getitem__(self, index: int) -> Delivery | None: ...
+    @overload
+    def __getitem__(self, index: slice) -> "TakenArrivals": ...
+    def __getitem__(self, index: int | slice) -> "Delivery | TakenArrivals | None":
+        addresses = memoryview(self._addresses).cast("Q")[index]
+        if isinstance(addresses, memoryview):
+            return TakenArrivals(bytes(addresses))
+        return delivery_at(addresses) if addresses else None
 
 
 class Settlements(Protocol):
