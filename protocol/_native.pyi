@@ -5,9 +5,18 @@ from typing import Any, Protocol
 # -- a partition's loops over usual messages; refs, held messages and entry items are those of `broker.partition`
 
 def store_run(
-    run: bytes, enqueued_ms: int, expires_ms: int, queue_id: int, first_number: int, first_message_id: int
-) -> tuple[list[tuple[bytes, bytes]], list[tuple[bytes, bytes]], list[tuple[int, int, int, None]]]:
-    """Items of MESSAGES, items of QUEUE, and refs of the messages of a run. Raises ValueError for what is no run."""
+    run: bytes,
+    enqueued_ms: int,
+    expires_ms: int,
+    queue_id: int,
+    first_number: int,
+    first_message_id: int,
+    session: int | None,
+) -> tuple[list[tuple[bytes, bytes]], list[tuple[bytes, bytes]], list[tuple[int, int, int, Any]]] | None:
+    """Items of MESSAGES, items of QUEUE, and refs of the messages of a run. Raises ValueError for what is no run.
+
+    `session`: the key of their session ids in overlays. None if a message has no group-id that is a short string.
+    """
 
 def digests_of(run: bytes) -> list[bytes] | None:
     """Digests of the message-ids of a run's messages, as in duplicate detection; None if one has no short string."""
@@ -19,12 +28,18 @@ def are_whole(records: list[bytes | None]) -> bool:
     """True if the checksums of all records are right."""
 
 def take_usual(
-    refs: list[Any], records: list[bytes | None], never: int, weight_bytes: int, limit_bytes: int
+    refs: list[Any],
+    records: list[bytes | None],
+    never: int,
+    weight_bytes: int,
+    limit_bytes: int,
+    now_ms: int,
+    expire: bool,
 ) -> tuple[list[tuple[Any, bytes, int]], int] | None:
-    """(ref, record, never) of the first messages, and their bytes with `weight_bytes` more for each.
+    """(ref, record, time when it expires) of the first messages, and their bytes with `weight_bytes` more for each.
 
     At least one, and up to the first with which the limit is reached. None if one of these is missing, has an overlay,
-    or expires.
+    or has expired. Without `expire`, none expires.
     """
 
 def lock(
@@ -44,8 +59,10 @@ def unlock(
 ) -> list[Any]:
     """Remove the locks of these tokens; None in place of one that is not held, or has ended."""
 
-def keys_of(messages: list[Any], queue_id: int, never: int) -> tuple[list[bytes], list[bytes], int] | None:
-    """Keys of QUEUE, keys of MESSAGES, and bytes of held messages; None if one is not available, or expires."""
+def keys_of(
+    messages: list[Any], queue_id: int, never: int, timer: int
+) -> tuple[list[bytes], list[bytes], list[bytes], int] | None:
+    """Keys of QUEUE, MESSAGES and DUE, and bytes of held messages; None if one is not available."""
 
 def run_of(records: list[bytes]) -> bytes: ...
 def parts_of(entries: list[Any]) -> list[tuple[bytes, int | bytes, int, int, bytes] | list[Any]] | None:
@@ -105,8 +122,19 @@ class Incoming:
     The peer has settled a delivery of address 0. The length is the number of pending deliveries.
     """
 
-    def __init__(self, link: int, owner: Sender, max_message_bytes: int, gives_ids: bool) -> None:
-        """A message without a message-id gets one, or else is unusual."""
+    def __init__(
+        self,
+        link: int,
+        owner: Sender,
+        max_message_bytes: int,
+        gives_ids: bool = False,
+        needs_id: bool = False,
+        takes_sessions: bool = False,
+        needs_session: bool = False,
+    ) -> None:
+        """`gives_ids`: a message without a message-id gets one. A message without what it needs is unusual, and one
+        with a group-id that is not taken.
+        """
 
     @property
     def count(self) -> int:

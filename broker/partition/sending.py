@@ -59,17 +59,23 @@ def send_run(core: Core, queue_id: int, run: bytes, now_ms: int) -> None:
     """As `send`, for the messages of a run."""
     queue = core.access(queue_id, now_ms)
     terms = queue.terms
-    is_plain = queue.transfers is None and not queue.is_topic and queue.sessions is None
-    digests = None
+    sessions = queue.sessions
     detects = bool(terms.duplicate_window_ms)
-    is_usual = extension is not None and is_plain and terms.time_to_live_ms is None
-    if detects and is_usual:
-        digests = extension.digests_of(run)
-    if not is_usual or (detects and digests is None):
-        send(core, queue_id, messages_of(run, with_extra=detects), now_ms)
-        return
     first = queue.next_number
-    records, entries, refs = extension.store_run(run, now_ms, NEVER, queue_id, first, core.bodies.next_id)
+    made = digests = None
+    expires_ms = NEVER if terms.time_to_live_ms is None else end_of_life(now_ms, terms.time_to_live_ms)
+    if extension is not None and queue.transfers is None and not queue.is_topic:
+        if not detects:
+            key = None if sessions is None else _SESSION
+            made = extension.store_run(run, now_ms, expires_ms, queue_id, first, core.bodies.next_id, key)
+        elif sessions is None and (digests := extension.digests_of(run)) is not None:
+            made = extension.store_run(run, now_ms, expires_ms, queue_id, first, core.bodies.next_id, None)
+    if made is None:
+        needs_extra = detects or sessions is not None or queue.transfers is not None
+        send(core, queue_id, messages_of(run, needs_extra), now_ms)
+        return
+    records, entries, refs = made
+    due = [] if expires_ms == NEVER else _due_of(queue_id, expires_ms, first, records)
     sizes = [len(record) for _, record in records]
     check_sizes(core, queue, sizes)
     if digests is not None and not keep_new(core, queue, digests, now_ms):
@@ -83,9 +89,22 @@ def send_run(core: Core, queue_id: int, run: bytes, now_ms: int) -> None:
     queue.next_number += len(refs)
     queue.counts[_AVAILABLE] += len(refs)
     queue.size_bytes += sum(sizes)
-    queue.window.extend(refs, first, queue.next_number, core.settings.window)
+    if sessions is None:
+        queue.window.extend(refs, first, queue.next_number, core.settings.window)
+    else:
+        sessions.enter(refs)
     core.turn.touch(queue)
     core.turn.wake(queue)
+    if due:
+        core.store.insert_many(_DUE, due)
+        core.arm_expiry(queue, expires_ms)
+
+
+def _due_of(
+    queue_id: int, expires_ms: int, first: int, records: Sequence[tuple[bytes, bytes]]
+) -> list[tuple[bytes, bytes]]:
+    """Items of DUE; `records` are items of MESSAGES, with sequence numbers from `first` on."""
+    return [(due_key(queue_id, _EXPIRY, expires_ms, number), key) for number, (key, _) in enumerate(records, first)]
 
 
 def store(

@@ -2,12 +2,14 @@
 // keeps what these return.
 #include "batches.h"
 
+#include "intake.h"
 #include "module.h"
 
 #define XXH_INLINE_ALL
 #include "xxhash/xxhash.h"
 
-enum { PLACE_AVAILABLE = 0, MESSAGE_KEY_BYTES = 8, QUEUE_KEY_BYTES = 13, ENTRY_BYTES = 16 };
+enum { PLACE_AVAILABLE = 0, MESSAGE_KEY_BYTES = 8, QUEUE_KEY_BYTES = 13, DUE_KEY_BYTES = 21, ENTRY_BYTES = 16 };
+enum { OVERLAY_BYTES = 2 + 2 + 255 }; // of a map with one number and a short text, at most
 enum { TOKEN_BYTES = 16, RANGE_BYTES = TOKEN_BYTES + 4, ITEMS = 5 }; // of an entry in `broker.wire`
 #define NEVER INT64_C(0x7FFFFFFFFFFFFFFF) // `never` is the same as an object
 
@@ -48,11 +50,28 @@ static PyObject *queue_key(uint32_t queue_id, uint8_t place, uint64_t number) {
     return bytes_of(key, sizeof key);
 }
 
-static PyObject *entry_of(uint64_t message_id) {
-    uint8_t entry[ENTRY_BYTES];
-    write_u32(write_u64(entry + 4, message_id), 0);
-    write_u32(entry, crc32_of(entry + 4, ENTRY_BYTES - 4));
-    return bytes_of(entry, sizeof entry);
+static PyObject *due_key(uint32_t queue_id, uint8_t timer, uint64_t time_ms, uint64_t number) {
+    uint8_t key[DUE_KEY_BYTES], *at = write_u32(key, queue_id);
+    *at++ = timer;
+    write_u64(write_u64(at, time_ms), number);
+    return bytes_of(key, sizeof key);
+}
+
+// With an overlay, which is msgpack.
+static PyObject *entry_of(uint64_t message_id, const uint8_t *overlay, size_t overlay_bytes) {
+    uint8_t entry[ENTRY_BYTES + OVERLAY_BYTES];
+    uint8_t *end = write_bytes(write_u32(write_u64(entry + 4, message_id), 0), overlay, overlay_bytes);
+    write_u32(entry, crc32_of(entry + 4, (size_t)(end - entry) - 4));
+    return bytes_of(entry, (size_t)(end - entry));
+}
+
+// The text of a field of a record's properties if it is a short string; NULL if it is not.
+static const uint8_t *id_of(const uint8_t *record, size_t size, unsigned int field, size_t *id_bytes) {
+    if (size < RECORD_HEADER_BYTES) return NULL;
+    size_t at = RECORD_HEADER_BYTES + (size_t)read_u32(record + LAYOUT_AT + 4);
+    size_t properties_bytes = read_u32(record + LAYOUT_AT + 8);
+    if (at > size || properties_bytes > size - at) return NULL;
+    return property_text(record + at, properties_bytes, field, id_bytes);
 }
 
 // A pair of new references, which it takes; NULL if one of them is.
@@ -70,8 +89,28 @@ static int append(PyObject *list, PyObject *item) {
     return result;
 }
 
-// store_run(run, enqueued_ms, expires_ms, queue_id, first number, first message id)
-//   -> items of MESSAGES, items of QUEUE, refs
+// The overlay {key: session id} of a record, as msgpack and as a new reference; NULL if it has no session id that is
+// usual, or with an exception.
+static PyObject *session_of(const uint8_t *record, size_t size, uint8_t key, uint8_t *packed, size_t *packed_bytes) {
+    size_t id_bytes;
+    const uint8_t *id = id_of(record, size, GROUP_ID, &id_bytes);
+    if (!id) return NULL;
+    uint8_t *at = packed;
+    *at++ = 0x81;
+    *at++ = key;
+    if (id_bytes >= 32) *at++ = 0xD9;
+    *at++ = (uint8_t)(id_bytes < 32 ? 0xA0 | id_bytes : id_bytes);
+    *packed_bytes = (size_t)(write_bytes(at, id, id_bytes) - packed);
+    PyObject *text = PyUnicode_FromStringAndSize((const char *)id, (Py_ssize_t)id_bytes), *number = PyLong_FromLong(key);
+    PyObject *overlay = text && number ? PyDict_New() : NULL;
+    if (overlay && PyDict_SetItem(overlay, number, text) < 0) Py_CLEAR(overlay);
+    Py_XDECREF(text);
+    Py_XDECREF(number);
+    return overlay;
+}
+
+// store_run(run, enqueued_ms, expires_ms, queue_id, first number, first message id, key of sessions or None)
+//   -> items of MESSAGES, items of QUEUE, refs; None if a message has no session
 PyObject *store_run(PyObject *module, PyObject *arguments) {
     (void)module;
     const char *bytes;
@@ -79,9 +118,16 @@ PyObject *store_run(PyObject *module, PyObject *arguments) {
     long long enqueued_ms, expires_ms;
     unsigned int queue_id;
     unsigned long long number, message_id;
-    if (!PyArg_ParseTuple(arguments, "y#LLIKK", &bytes, &run_bytes, &enqueued_ms, &expires_ms, &queue_id, &number,
-                          &message_id))
+    PyObject *session;
+    long key = 0;
+    if (!PyArg_ParseTuple(arguments, "y#LLIKKO", &bytes, &run_bytes, &enqueued_ms, &expires_ms, &queue_id, &number,
+                          &message_id, &session))
         return NULL;
+    if (session != Py_None) {
+        key = PyLong_AsLong(session);
+        if (!PyErr_Occurred() && (key <= 0 || key > 127)) PyErr_SetString(PyExc_ValueError, "no such key");
+        if (PyErr_Occurred()) return NULL;
+    }
     const uint8_t *run = (const uint8_t *)bytes;
     size_t size = (size_t)run_bytes, at = 0;
     PyObject *records = PyList_New(0), *entries = PyList_New(0), *refs = PyList_New(0), *result = NULL;
@@ -100,8 +146,16 @@ PyObject *store_run(PyObject *module, PyObject *arguments) {
         write_u64(made, XXH3_64bits(made + 8, record_bytes - 8));
         at += record_bytes;
         if (append(records, pair_of(message_key(message_id), record)) < 0) goto end;
-        if (append(entries, pair_of(queue_key(queue_id, PLACE_AVAILABLE, number), entry_of(message_id))) < 0) goto end;
-        if (append(refs, Py_BuildValue("KKOO", number, message_id, zero, Py_None)) < 0) goto end;
+        uint8_t packed[OVERLAY_BYTES];
+        size_t packed_bytes = 0;
+        PyObject *overlay = key ? session_of(made, record_bytes, (uint8_t)key, packed, &packed_bytes) : Py_NewRef(Py_None);
+        if (!overlay) {
+            if (!PyErr_Occurred()) result = Py_NewRef(Py_None);
+            goto end;
+        }
+        PyObject *entry = entry_of(message_id, packed, packed_bytes);
+        int staged = append(entries, pair_of(queue_key(queue_id, PLACE_AVAILABLE, number), entry));
+        if (append(refs, Py_BuildValue("KKON", number, message_id, zero, overlay)) < 0 || staged < 0) goto end;
         number++;
         message_id++;
     }
@@ -114,20 +168,6 @@ end:
     return result;
 }
 
-// The text of a record's message-id if it is a short string: its size, and where it begins. NULL if it is not.
-static const uint8_t *id_of(const uint8_t *record, size_t size, size_t *id_bytes) {
-    enum { LIST_8 = 0xC0, LIST_32 = 0xD0, STRING_8 = 0xA1 };
-    if (size < RECORD_HEADER_BYTES) return NULL;
-    size_t at = RECORD_HEADER_BYTES + (size_t)read_u32(record + LAYOUT_AT + 4);
-    size_t end = at + read_u32(record + LAYOUT_AT + 8);
-    if (end > size || end - at < 4) return NULL; // there are no properties
-    uint8_t list = record[at + 3];
-    at += list == LIST_8 ? 6 : 12;
-    if ((list != LIST_8 && list != LIST_32) || at >= end || end - at < 2 || record[at] != STRING_8) return NULL;
-    *id_bytes = record[at + 1];
-    return *id_bytes <= end - at - 2 ? record + at + 2 : NULL;
-}
-
 // digests_of(run) -> [digest, ...]; None if a message has no message-id that is a short string
 PyObject *digests_of(PyObject *module, PyObject *run) {
     (void)module;
@@ -137,7 +177,7 @@ PyObject *digests_of(PyObject *module, PyObject *run) {
     PyObject *digests = PyList_New(0);
     for (size_t at = 0; digests && at < (size_t)run_bytes;) {
         size_t id_bytes, record_bytes = run_next((uint8_t *)bytes, (size_t)run_bytes, &at);
-        const uint8_t *id = id_of((uint8_t *)bytes + at, record_bytes, &id_bytes);
+        const uint8_t *id = id_of((uint8_t *)bytes + at, record_bytes, MESSAGE_ID, &id_bytes);
         if (!id) {
             Py_DECREF(digests);
             Py_RETURN_NONE;
@@ -195,14 +235,17 @@ PyObject *are_whole(PyObject *module, PyObject *records) {
     Py_RETURN_TRUE;
 }
 
-// take_usual(refs, records, never, weight, limit) -> [(ref, record, never), ...], bytes used
+// take_usual(refs, records, never, weight, limit, now_ms, expire) -> [(ref, record, time when it expires), ...], bytes used
 // At least one, and up to the first whose bytes, with `weight` more for each, reach the limit. None if one of these has an overlay, is
-// missing, or expires.
+// missing, or has expired. Without `expire`, none does.
 PyObject *take_usual(PyObject *module, PyObject *arguments) {
     (void)module;
     PyObject *refs, *records, *never;
     Py_ssize_t weight, limit, used = 0;
-    if (!PyArg_ParseTuple(arguments, "O!O!Onn", &PyList_Type, &refs, &PyList_Type, &records, &never, &weight, &limit))
+    long long now_ms;
+    int expire;
+    if (!PyArg_ParseTuple(arguments, "O!O!OnnLp", &PyList_Type, &refs, &PyList_Type, &records, &never, &weight, &limit,
+                          &now_ms, &expire))
         return NULL;
     Py_ssize_t count = PyList_Size(refs);
     if (PyList_Size(records) != count) {
@@ -216,9 +259,12 @@ PyObject *take_usual(PyObject *module, PyObject *arguments) {
         char *bytes;
         Py_ssize_t size;
         if (PyBytes_AsStringAndSize(record, &bytes, &size) < 0) goto failed;
-        if (size < RECORD_HEADER_BYTES || (int64_t)read_u64((uint8_t *)bytes + 16) != NEVER) goto unusual;
+        if (size < RECORD_HEADER_BYTES) goto unusual;
+        int64_t due_ms = expire ? (int64_t)read_u64((uint8_t *)bytes + 16) : NEVER;
+        if (due_ms <= now_ms) goto unusual;
         used += size + weight;
-        if (append(taken, PyTuple_Pack(3, ref, record, never)) < 0) goto failed;
+        PyObject *due = due_ms == NEVER ? Py_NewRef(never) : PyLong_FromLongLong(due_ms);
+        if (append(taken, due ? Py_BuildValue("OON", ref, record, due) : NULL) < 0) goto failed;
     }
     return taken ? Py_BuildValue("Nn", taken, used) : NULL;
 unusual:
@@ -320,28 +366,33 @@ failed:
     return NULL;
 }
 
-// keys_of(messages, queue_id, never) -> keys of QUEUE, keys of MESSAGES, bytes
-// None if one of the held messages is not available, or expires.
+// keys_of(messages, queue_id, never, timer) -> keys of QUEUE, keys of MESSAGES, keys of DUE, bytes
+// None if one of the held messages is not available.
 PyObject *keys_of(PyObject *module, PyObject *arguments) {
     (void)module;
     PyObject *messages, *never;
     unsigned int queue_id;
+    unsigned char timer;
     long long bytes = 0;
-    if (!PyArg_ParseTuple(arguments, "O!IO", &PyList_Type, &messages, &queue_id, &never)) return NULL;
+    if (!PyArg_ParseTuple(arguments, "O!IOb", &PyList_Type, &messages, &queue_id, &never, &timer)) return NULL;
     Py_ssize_t count = PyList_Size(messages);
-    PyObject *in_queue = PyList_New(count), *in_messages = PyList_New(count);
-    for (Py_ssize_t index = 0; in_queue && in_messages && index < count; index++) {
+    PyObject *in_queue = PyList_New(count), *in_messages = PyList_New(count), *in_due = PyList_New(0);
+    for (Py_ssize_t index = 0; in_queue && in_messages && in_due && index < count; index++) {
         PyObject *held = PyList_GetItem(messages, index), *ref = PyTuple_GetItem(held, 0);
         int expires = PyObject_RichCompareBool(PyTuple_GetItem(held, 2), never, Py_NE);
-        if (expires > 0 || PyLong_AsLong(PyTuple_GetItem(held, 3)) > PLACE_AVAILABLE) {
+        long long due_ms = expires > 0 ? PyLong_AsLongLong(PyTuple_GetItem(held, 2)) : 0;
+        if (due_ms < 0 || PyLong_AsLong(PyTuple_GetItem(held, 3)) > PLACE_AVAILABLE) {
             Py_DECREF(in_queue);
             Py_DECREF(in_messages);
+            Py_DECREF(in_due);
+            if (PyErr_Occurred()) return NULL;
             Py_RETURN_NONE;
         }
         unsigned long long number = PyLong_AsUnsignedLongLong(PyTuple_GetItem(ref, 0));
         unsigned long long message_id = PyLong_AsUnsignedLongLong(PyTuple_GetItem(ref, 1));
         bytes += PyLong_AsLongLong(PyTuple_GetItem(held, 1));
         PyObject *queue = queue_key(queue_id, PLACE_AVAILABLE, number), *message = message_key(message_id);
+        if (expires > 0 && append(in_due, due_key(queue_id, timer, (uint64_t)due_ms, number)) < 0) Py_CLEAR(message);
         if (!queue || !message || PyErr_Occurred()) {
             Py_XDECREF(queue);
             Py_XDECREF(message);
@@ -351,9 +402,10 @@ PyObject *keys_of(PyObject *module, PyObject *arguments) {
         PyList_SetItem(in_queue, index, queue);
         PyList_SetItem(in_messages, index, message);
     }
-    if (in_queue && in_messages) return Py_BuildValue("NNL", in_queue, in_messages, bytes);
+    if (in_queue && in_messages && in_due) return Py_BuildValue("NNNL", in_queue, in_messages, in_due, bytes);
     Py_XDECREF(in_queue);
     Py_XDECREF(in_messages);
+    Py_XDECREF(in_due);
     return NULL;
 }
 

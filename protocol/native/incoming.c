@@ -25,8 +25,8 @@ int incoming_take(Incoming *incoming, void *delivery, const uint8_t *message, si
     struct intake intake;
     uint8_t id[MESSAGE_ID_BYTES];
     if (incoming->max_message_bytes && size > incoming->max_message_bytes) return 0;
-    if (!intake_take(message, size, incoming->gives_ids, &intake)) return 0;
-    if (!incoming->gives_ids && !intake.has_id) return 0;
+    if (!intake_take(message, size, incoming->gives_ids, incoming->takes_sessions, &intake)) return 0;
+    if ((incoming->needs_id && !intake.has_id) || (incoming->needs_session && !intake.has_session)) return 0;
     if (intake.stored_bytes > UINT32_MAX - RECORD_HEADER_BYTES) return 0;
     if (!buffer_reserve(&incoming->run, RECORD_SIZE_BYTES + RECORD_HEADER_BYTES + intake.stored_bytes)) {
         PyErr_NoMemory();
@@ -56,14 +56,19 @@ static int incoming_init(PyObject *self, PyObject *arguments, PyObject *keywords
     Incoming *incoming = (Incoming *)self;
     unsigned long long link, max_message_bytes;
     PyObject *owner;
-    int gives_ids;
-    static char *names[] = {"link", "owner", "max_message_bytes", "gives_ids", NULL};
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "KOKp", names, &link, &owner, &max_message_bytes, &gives_ids))
+    int gives_ids = 0, needs_id = 0, takes_sessions = 0, needs_session = 0;
+    static char *names[] = {"link",     "owner",          "max_message_bytes", "gives_ids",
+                            "needs_id", "takes_sessions", "needs_session",     NULL};
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "KOK|pppp", names, &link, &owner, &max_message_bytes,
+                                     &gives_ids, &needs_id, &takes_sessions, &needs_session))
         return -1;
     incoming->link = pointer_of(link);
     incoming->owner = Py_NewRef(owner);
     incoming->max_message_bytes = max_message_bytes;
     incoming->gives_ids = gives_ids;
+    incoming->needs_id = needs_id;
+    incoming->takes_sessions = takes_sessions;
+    incoming->needs_session = needs_session;
     incoming->pending.item_bytes = sizeof(struct pending);
     return 0;
 }

@@ -5,7 +5,7 @@
 enum {
     HEADER = 0x70,
     MESSAGE_ANNOTATIONS = 0x72,
-    PROPERTIES = 0x73,
+    PROPERTIES_CODE = 0x73,
     APPLICATION_PROPERTIES = 0x74,
     DATA = 0x75,
     AMQP_VALUE = 0x77,
@@ -165,9 +165,9 @@ static bool take_pairs(const uint8_t *message, const struct section *section, ui
     return at == end;
 }
 
-// The kinds of values that a field of properties may have (3.2.4). The group-id is a session id: not usual.
+// The kinds of values that a field of properties may have (3.2.4). The group-id is a session id.
 enum { ID = 1, STRING = 2, SYMBOL = 4, TIME = 8, NUMBER = 16, BINARY = 32 };
-static const uint8_t PROPERTY[13] = {ID, BINARY, STRING, STRING, STRING, ID, SYMBOL, SYMBOL, TIME, TIME, 0, NUMBER, STRING};
+static const uint8_t PROPERTY[PROPERTIES] = {ID, BINARY, STRING, STRING, STRING, ID, SYMBOL, SYMBOL, TIME, TIME, 0, NUMBER, STRING};
 enum { CONTENT_TYPE = 6 };
 
 static uint8_t kinds_of(uint8_t constructor) {
@@ -182,7 +182,7 @@ static uint8_t kinds_of(uint8_t constructor) {
     }
 }
 
-static bool take_properties(const uint8_t *message, const struct section *section) {
+static bool take_properties(const uint8_t *message, const struct section *section, bool sessions, bool *has_session) {
     size_t at = section->values_at, end = section->end;
     if (section->count > sizeof PROPERTY) return false;
     for (uint32_t index = 0; index < section->count; index++) {
@@ -192,7 +192,9 @@ static bool take_properties(const uint8_t *message, const struct section *sectio
             at++;
             continue;
         }
-        if (!(kinds_of(constructor) & PROPERTY[index])) return false;
+        bool is_session = sessions && index == GROUP_ID;
+        if (!(kinds_of(constructor) & (is_session ? STRING : PROPERTY[index]))) return false;
+        if (is_session) *has_session = true;
         size_t width = fixed_width(constructor);
         if (!width) {
             if (end - at < 2) return false;
@@ -200,7 +202,7 @@ static bool take_properties(const uint8_t *message, const struct section *sectio
             width = 2 + bytes;
             if (end - at < width) return false;
             if (constructor != BINARY_8 && !is_ascii(message + at + 2, bytes)) return false;
-            if (index == 0 && bytes > MAX_ID_BYTES) return false;
+            if ((index == MESSAGE_ID || index == GROUP_ID) && bytes > MAX_ID_BYTES) return false;
             if (index == CONTENT_TYPE && bytes == PING_BYTES) return false;
         }
         if (end - at < width) return false;
@@ -227,7 +229,38 @@ static size_t body_end(const uint8_t *message, size_t size, size_t at) {
     }
 }
 
-bool intake_take(const uint8_t *message, size_t size, bool new_id, struct intake *intake) {
+bool properties_read(const uint8_t *section, size_t size, struct properties *properties) {
+    struct section list;
+    properties->count = 0;
+    properties->at[0] = 0;
+    if (!size) return true;
+    if (!is_section(section, size, 0, PROPERTIES_CODE)) return false;
+    if (!read_section(section, size, 0, LIST_8, LIST_32, &list) || list.count > PROPERTIES) return false;
+    size_t at = list.values_at;
+    for (properties->count = 0; properties->count < list.count; properties->count++) {
+        if (at >= list.end) return false;
+        uint8_t constructor = section[at];
+        bool is_text = constructor == BINARY_8 || constructor == STRING_8 || constructor == SYMBOL_8;
+        if (is_text && list.end - at < 2) return false;
+        size_t width = is_text ? 2 + (size_t)section[at + 1] : fixed_width(constructor);
+        if (!width || list.end - at < width) return false;
+        properties->at[properties->count] = at;
+        at += width;
+    }
+    properties->at[properties->count] = at;
+    return at == list.end && at == size;
+}
+
+const uint8_t *property_text(const uint8_t *section, size_t size, unsigned int field, size_t *text_bytes) {
+    struct properties properties;
+    if (!properties_read(section, size, &properties) || properties.count <= field) return NULL;
+    const uint8_t *value = section + properties.at[field];
+    if (*value != STRING_8) return NULL;
+    *text_bytes = value[1];
+    return value + 2;
+}
+
+bool intake_take(const uint8_t *message, size_t size, bool new_id, bool sessions, struct intake *intake) {
     uint8_t flags = 0, priority = 0;
     uint32_t values = 0, pairs_bytes = 0, properties_bytes = 0, application_properties_bytes = 0;
     struct section section;
@@ -238,6 +271,7 @@ bool intake_take(const uint8_t *message, size_t size, bool new_id, struct intake
         at = section.end;
     }
     intake->stored_at = at;
+    intake->has_session = false;
     if (is_section(message, size, at, MESSAGE_ANNOTATIONS)) {
         if (!read_section(message, size, at, MAP_8, MAP_32, &section)) return false;
         if (!take_pairs(message, &section, SYMBOL_8, "x-opt-")) return false;
@@ -249,9 +283,9 @@ bool intake_take(const uint8_t *message, size_t size, bool new_id, struct intake
     intake->properties_at = at;
     section.count = 0;
     section.values_at = section.end = at;
-    if (is_section(message, size, at, PROPERTIES)) {
+    if (is_section(message, size, at, PROPERTIES_CODE)) {
         if (!read_section(message, size, at, LIST_8, LIST_32, &section)) return false;
-        if (!take_properties(message, &section)) return false;
+        if (!take_properties(message, &section, sessions, &intake->has_session)) return false;
         properties_bytes = (uint32_t)(section.end - at);
         at = section.end;
     }

@@ -75,7 +75,7 @@ static PyObject *take_apart(PyObject *module, PyObject *arguments) {
         return NULL;
     }
     struct intake intake;
-    if (!intake_take((const uint8_t *)message, (size_t)size, message_id != NULL, &intake)) Py_RETURN_NONE;
+    if (!intake_take((const uint8_t *)message, (size_t)size, message_id != NULL, false, &intake)) Py_RETURN_NONE;
     PyObject *stored = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)intake.stored_bytes);
     if (!stored) return NULL;
     intake_store(&intake, (const uint8_t *)message, (size_t)size, (const uint8_t *)message_id,

@@ -24,7 +24,7 @@ typedef struct {
     void *link;
     PyObject *owner; // takes what is unusual, and is told that messages have gathered
     uint64_t max_message_bytes;
-    bool gives_ids; // else a message without a message-id is unusual
+    bool gives_ids, needs_id, takes_sessions, needs_session; // see `protocol/_native.pyi`
     bool may_be_unfinished; // Python has taken a transfer, whose delivery may go on
     struct buffer run;      // messages that have gathered
     size_t count;           // of them

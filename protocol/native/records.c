@@ -1,8 +1,13 @@
 #include "records.h"
 
+#include "intake.h"
+
 enum { DURABLE = 1, HAS_PRIORITY = 2 };
 
+enum { ENQUEUED_AT = 8, EXPIRES_AT = 16 };
+
 #define NEVER UINT64_C(0x7FFFFFFFFFFFFFFF)
+#define MAX_EXPIRY_MS UINT64_C(253402243199000) // as `protocol.message.rendering` has it
 
 // Keys of our annotations with the constructors of their values, encoded.
 #define SEQUENCE_NUMBER "\xA3\x15x-opt-sequence-number\x81"
@@ -22,11 +27,43 @@ static struct layout layout_of(const uint8_t *record) {
     return (struct layout){at[0], at[1], read_u16(at + 2), read_u32(at + 4), read_u32(at + 8), read_u32(at + 12)};
 }
 
+static bool expires(const uint8_t *record) { return read_u64(record + EXPIRES_AT) != NEVER; }
+
+static uint64_t least(uint64_t one, uint64_t other) { return one < other ? one : other; }
+
+// The properties of a record that expires, with its times in place of those that they have.
+struct timed_properties {
+    struct properties before; // of the record; times go behind the first `head` fields, and fields from `tail` on follow
+    uint32_t head, tail, nulls, count;
+    size_t bytes; // of the new section
+};
+
+static bool with_times(const uint8_t *section, size_t size, struct timed_properties *timed) {
+    if (!properties_read(section, size, &timed->before)) return false;
+    uint32_t count = timed->before.count;
+    timed->head = count < EXPIRY_TIME ? count : EXPIRY_TIME;
+    timed->nulls = EXPIRY_TIME - timed->head;
+    timed->tail = count < CREATION_TIME + 1 ? count : CREATION_TIME + 1;
+    timed->count = count < CREATION_TIME + 1 ? CREATION_TIME + 1 : count;
+    const size_t *at = timed->before.at;
+    timed->bytes = 12 + at[timed->head] - at[0] + timed->nulls + 18 + at[count] - at[timed->tail];
+    return true;
+}
+
+static const uint8_t *properties_of(const uint8_t *record, const struct layout *layout) {
+    return record + RECORD_HEADER_BYTES + layout->annotation_bytes;
+}
+
 bool record_is_usual(const uint8_t *record, size_t size) {
-    if (size < RECORD_HEADER_BYTES || read_u64(record + 16) != NEVER) return false;
+    if (size < RECORD_HEADER_BYTES) return false;
     struct layout layout = layout_of(record);
     uint64_t parts = (uint64_t)layout.annotation_bytes + layout.properties_bytes + layout.application_properties_bytes;
-    return layout.flags <= (DURABLE | HAS_PRIORITY) && parts <= size - RECORD_HEADER_BYTES;
+    if (layout.flags > (DURABLE | HAS_PRIORITY) || parts > size - RECORD_HEADER_BYTES) return false;
+    if (!expires(record)) return true;
+    uint64_t enqueued_ms = read_u64(record + ENQUEUED_AT), expires_ms = read_u64(record + EXPIRES_AT);
+    struct timed_properties timed;
+    return enqueued_ms <= expires_ms && expires_ms < NEVER &&
+           with_times(properties_of(record, &layout), layout.properties_bytes, &timed);
 }
 
 // Bytes of our annotations.
@@ -40,14 +77,20 @@ size_t record_rendered_bytes(const uint8_t *record, size_t size, bool locked) {
     size_t bytes = 4 + 2 + 1 + (layout.flags & HAS_PRIORITY ? 2 : 1) + 3 + 4;
     if (locked) bytes += TEXT_BYTES(LOCK_TOKEN) + 16;
     bytes += 4 + 4 + 4 + ours(locked);
-    if (!layout.properties_bytes) bytes += 4;
+    if (expires(record)) {
+        struct timed_properties timed;
+        with_times(properties_of(record, &layout), layout.properties_bytes, &timed);
+        bytes += 4 + timed.bytes - layout.properties_bytes;
+    } else if (!layout.properties_bytes) {
+        bytes += 4;
+    }
     return bytes + size - RECORD_HEADER_BYTES;
 }
 
 uint8_t *record_render(const uint8_t *record, size_t size, const struct delivery *delivery, uint8_t *to) {
     struct layout layout = layout_of(record);
     uint8_t *at = write_bytes(to, "\x00\x53\x70\xC0", 4);
-    *at++ = layout.flags & HAS_PRIORITY ? 11 : 10;
+    *at++ = (uint8_t)((layout.flags & HAS_PRIORITY ? 11 : 10) + (expires(record) ? 4 : 0));
     *at++ = 5;
     *at++ = layout.flags & DURABLE ? 0x41 : 0x42;
     if (layout.flags & HAS_PRIORITY) {
@@ -56,7 +99,14 @@ uint8_t *record_render(const uint8_t *record, size_t size, const struct delivery
     } else {
         *at++ = 0x40;
     }
-    at = write_bytes(at, "\x40\x40\x70", 3); // no ttl, no first-acquirer; the delivery-count follows
+    uint64_t enqueued_ms = read_u64(record + ENQUEUED_AT), expires_ms = read_u64(record + EXPIRES_AT);
+    if (expires(record)) {
+        *at++ = 0x70;
+        at = write_u32(at, (uint32_t)least(expires_ms - enqueued_ms, UINT32_MAX));
+    } else {
+        *at++ = 0x40;
+    }
+    at = write_bytes(at, "\x40\x70", 2); // no first-acquirer; the delivery-count follows
     at = write_u32(at, delivery->delivery_count);
     if (delivery->locked) {
         at = write_bytes(at, LOCK_TOKEN, TEXT_BYTES(LOCK_TOKEN));
@@ -75,7 +125,25 @@ uint8_t *record_render(const uint8_t *record, size_t size, const struct delivery
     }
     const uint8_t *stored = record + RECORD_HEADER_BYTES;
     size_t rest = size - RECORD_HEADER_BYTES;
-    if (!layout.properties_bytes) { // some clients rely on the section
+    if (expires(record)) {
+        struct timed_properties timed;
+        const uint8_t *section = properties_of(record, &layout);
+        with_times(section, layout.properties_bytes, &timed);
+        const size_t *field = timed.before.at;
+        at = write_bytes(at, stored, layout.annotation_bytes);
+        at = write_bytes(at, "\x00\x53\x73\xD0", 4);
+        at = write_u32(write_u32(at, (uint32_t)timed.bytes - 8), timed.count);
+        at = write_bytes(at, section + field[0], field[timed.head] - field[0]);
+        memset(at, 0x40, timed.nulls);
+        at += timed.nulls;
+        *at++ = 0x83;
+        at = write_u64(at, least(expires_ms, MAX_EXPIRY_MS));
+        *at++ = 0x83;
+        at = write_u64(at, enqueued_ms);
+        at = write_bytes(at, section + field[timed.tail], field[timed.before.count] - field[timed.tail]);
+        stored += layout.annotation_bytes + layout.properties_bytes;
+        rest -= layout.annotation_bytes + layout.properties_bytes;
+    } else if (!layout.properties_bytes) { // some clients rely on the section
         at = write_bytes(at, stored, layout.annotation_bytes);
         at = write_bytes(at, "\x00\x53\x73\x45", 4);
         stored += layout.annotation_bytes;

@@ -30,8 +30,8 @@ struct delivery {
     uint8_t lock_token[16]; // in the order of an AMQP uuid
 };
 
-// True if the record is rendered by `record_render`: it never expires, its layout fits its size, and it has no
-// delivery annotations of its sender.
+// True if the record is rendered by `record_render`: its layout fits its size, it has no delivery annotations of its
+// sender, and if it expires, its times are sound and its properties short.
 bool record_is_usual(const uint8_t *record, size_t size);
 
 // The number of bytes that `record_render` writes.

@@ -183,9 +183,9 @@ class Client:
         return self.transport.ended or any(frame.code == CLOSE for frame in self.frames())
 
 
-def started_gateway(directory: Path) -> tuple[Gateway, Worker]:
+def started_gateway(directory: Path, **properties: Any) -> tuple[Gateway, Worker]:
     """A gateway that knows the queue `orders`, and its only worker."""
-    gateway, [worker] = gateway_with_workers(directory, 1)
+    gateway, [worker] = gateway_with_workers(directory, 1, **properties)
     return gateway, worker
 
 

@@ -5,18 +5,18 @@ from typing import Any
 import pytest
 
 from broker.errors import EntityNotFound
-from broker.wire import Op, Outcome
+from broker.wire import Extra, Op, Outcome
 from protocol.codec import Described, UInt, ULong, encode
 from storage.records import NEVER, encode_message
-from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, message, outcome
+from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, REJECTED, TRANSFER, message, outcome
 from tests.gateway.in_process import Client, started_gateway
 
 EXPIRING = encode(Described(ULong(0x70), [None, None, UInt(60_000)]))
 
 
 class Scene:
-    def __init__(self, directory: Any) -> None:
-        self.gateway, self.worker = started_gateway(directory)
+    def __init__(self, directory: Any, **properties: Any) -> None:
+        self.gateway, self.worker = started_gateway(directory, **properties)
         self.client = Client(self.gateway)
         self.client.connect()
 
@@ -102,3 +102,22 @@ async def test_accepted_deliveries_are_settled_in_order_with_others(tmp_path, is
         told = [frame.fields for frame in scene.client.frames() if frame.code == DISPOSITION]
         assert sum((last or first) - first + 1 for _, first, last, *_ in told) == 5
     assert scene.link.unsettled == 0
+
+
+@pytest.mark.parametrize("requires_session", [False, True])
+async def test_a_session_id_comes_with_its_message(tmp_path, requires_session):
+    scene = Scene(tmp_path, requires_session=requires_session)
+    handle = scene.client.attach(sender=True, address="orders")
+    await scene.worker.commands()
+    names = ["one", None, "", "two"]
+    numbers = [
+        scene.client.transfer(
+            handle, encode(Described(ULong(0x73), ["id", *[None] * 9, name])) + message(b"%d" % number)
+        )
+        for number, name in enumerate(names)
+    ]
+    told = [frame.fields for frame in scene.client.frames() if frame.code == DISPOSITION]
+    assert [(fields[1], fields[4].descriptor) for fields in told] == [(numbers[1], REJECTED)] * requires_session
+    sends = [command for command in await scene.worker.commands() if command[0] == Op.SEND]
+    sessions = [(each[3] or {}).get(Extra.SESSION_ID) for command in sends for each in command[4]]
+    assert sessions == [name for name in names if name is not None or not requires_session]

@@ -1,20 +1,16 @@
 """Duplicate detection: what comes again within the window is accepted and dropped, and nothing else is."""
 
 from typing import Any
-from uuid import UUID
 
 import pytest
-from driver import DEAD, ENTITY, MAIN, Driver, message, run
-from hypothesis import given
-from hypothesis import strategies as st
+from driver import DEAD, ENTITY, MAIN, Driver, message
 from topic_driver import TOPIC, A, B, TopicDriver
 
 from broker.errors import QuotaExceeded
 from broker.partition.messages.duplicates import PAUSE_MS
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
-from protocol.codec import Described, ULong, encode
-from protocol.message.intake import take_apart
+from protocol.codec import ULong, encode
 from storage.quarantine import quarantine_key
 from storage.records import decode_rows, entity_key
 from storage.seen_ids import PURGE_EVERY_MS
@@ -238,35 +234,3 @@ def test_at_a_topic_one_that_no_subscription_took_is_known():
     topic.send(named("1"), queue=TOPIC)
     topic.send(named("1"), queue=TOPIC)
     assert duplicates(topic, TOPIC) == 1
-
-
-# -- runs, as gateways send usual messages
-
-
-IDS = st.none() | st.sampled_from(
-    ["a", "b", "c", "", "x" * 128, "ä", ULong(7), "7", UUID(int=7), str(UUID(int=7)), b"a"]
-)
-
-
-def encoded(message_id: Any, subject: str) -> bytes:
-    properties = encode(Described(ULong(0x73), [message_id, None, None, subject]))
-    return properties + encode(Described(ULong(0x75), b"body"))
-
-
-@given(st.lists(st.lists(st.tuples(IDS, st.sampled_from(["s", "s" * 255])), min_size=1, max_size=6), max_size=8))
-def test_duplicates_are_found_in_runs_as_in_other_messages(turns):
-    plain, of_runs = (
-        Driver(requires_duplicate_detection=True, duplicate_detection_history_time_window_ms=WINDOW_MS)
-        for _ in range(2)
-    )
-    for turn in turns:
-        messages = [take_apart(encoded(*each), want_message_id=True) for each in turn]
-        plain.partition.send(MAIN, messages, plain.now_ms)
-        of_runs.partition.send_run(MAIN, run(messages), of_runs.now_ms)
-        for each in (plain, of_runs):
-            each.partition.commit()
-            each.now_ms += 1500
-    assert [(each.number, each.body) for each in of_runs.peek()] == [(each.number, each.body) for each in plain.peek()]
-    assert duplicates(of_runs) == duplicates(plain)
-    assert stored(of_runs) == stored(plain)
-    assert of_runs.partition.tallies() == plain.partition.tallies()

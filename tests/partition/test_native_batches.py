@@ -39,7 +39,7 @@ def sent(bodies_: list[bytes]) -> list[bytes]:
 @given(BODIES, TIMES, st.just(NEVER) | TIMES, st.integers(0, (1 << 32) - 1), LARGE, LARGE)
 def test_a_run_is_stored_alike(found, enqueued_ms, expires_ms, queue_id, number, message_id):
     run = runs.run_of(sent(found))
-    records, entries, refs = extension.store_run(run, enqueued_ms, expires_ms, queue_id, number, message_id)
+    records, entries, refs = extension.store_run(run, enqueued_ms, expires_ms, queue_id, number, message_id, None)
     assert records == [
         (message_key(message_id + ahead), encode_message(enqueued_ms, expires_ms, LAYOUT, body))
         for ahead, body in enumerate(found)
@@ -58,7 +58,7 @@ def test_what_is_no_run_is_refused(data, at):
     run = runs.run_of(sent([b"body"]))
     for broken in (data, run[:at], run + data):
         try:
-            extension.store_run(broken, 1, NEVER, 1, 1, 1)
+            extension.store_run(broken, 1, NEVER, 1, 1, 1, None)
         except ValueError:
             continue
         assert runs.run_of(runs.records_of(broken)) == broken
@@ -192,7 +192,7 @@ def test_runs_are_alike(found):
 
 
 def test_the_checksum_of_an_entry_is_that_of_zlib():
-    [(_, entry)] = extension.store_run(runs.run_of(sent([b""])), 1, NEVER, 1, 1, 0x0123_4567_89AB_CDEF)[1]
+    [(_, entry)] = extension.store_run(runs.run_of(sent([b""])), 1, NEVER, 1, 1, 0x0123_4567_89AB_CDEF, None)[1]
     assert int.from_bytes(entry[:4], "big") == crc32(entry[4:])
 
 

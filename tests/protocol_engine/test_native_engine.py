@@ -27,6 +27,7 @@ pytestmark = pytest.mark.skipif(native is None, reason="the extension is not bui
 
 TRANSACTIONAL = 0x34
 USUAL = encode(Described(ULong(0x73), ["id"])) + encode(Described(ULong(0x75), b"usual"))
+IN_SESSION = encode(Described(ULong(0x73), ["id", *[None] * 9, "session"])) + encode(Described(ULong(0x75), b"body"))
 UNUSUAL = encode(Described(ULong(0x70), [None, None, UInt(1000)])) + USUAL
 MALFORMED = b"\x00\x53\x75\xa0\x05body"
 LARGE = encode(Described(ULong(0x73), ["id"])) + encode(Described(ULong(0x75), bytes(LIMIT_BYTES + 1)))
@@ -40,7 +41,7 @@ class Gathered:
 
     def __init__(self, peer: "NativePeer", link: Link) -> None:
         self._peer, self._link = peer, link
-        self.incoming = native.Incoming(address_of(link.pointer), self, link.max_message_bytes, False)
+        self.incoming = native.Incoming(address_of(link.pointer), self, link.max_message_bytes, takes_sessions=True)
         link.engine.take_usual(link, self.incoming)
         self.calls = 0
 
@@ -53,7 +54,7 @@ class Gathered:
 
     def take(self) -> None:
         if count := self.incoming.count:
-            found = messages_of(self.incoming.take_run())
+            found = messages_of(self.incoming.take_run(), with_extra=True)
             assert len(found) == count
             addresses = [self.incoming.pop() for _ in range(count)][::-1]
             for message, address in zip(found, addresses, strict=True):
@@ -90,8 +91,8 @@ def as_taken(event: tuple[Any, ...]) -> tuple[Any, ...]:
     """The event of a usual message as that of a peer with the extension."""
     if event[0] == "message" and not event[3] and not event[5]:
         _, name, payload, _, settled, _ = event
-        if native.take_apart(payload, None) is not None:
-            return "taken", name, take_apart(payload), settled
+        if payload == IN_SESSION or native.take_apart(payload, None) is not None:
+            return "taken", name, take_apart(payload, want_message_id=True), settled
     return event
 
 
@@ -106,7 +107,14 @@ KINDS = ["plain"] * 8 + [
     "flow",
     "bare id",
 ]
-PAYLOADS = {"usual": USUAL, "unusual": UNUSUAL, "malformed": MALFORMED, "empty": b"", "large": LARGE}
+PAYLOADS = {
+    "usual": USUAL,
+    "session": IN_SESSION,
+    "unusual": UNUSUAL,
+    "malformed": MALFORMED,
+    "empty": b"",
+    "large": LARGE,
+}
 STEPS = st.lists(st.tuples(st.sampled_from(KINDS), st.sampled_from(HANDLES), st.sampled_from([*PAYLOADS])), max_size=40)
 
 
@@ -169,7 +177,7 @@ def test_messages_of_a_link_that_was_removed_meanwhile_are_told():
     peer.on_message = remove  # type: ignore[method-assign]
     steps = [("plain", 1, "usual"), ("plain", 1, "unusual"), ("plain", 1, "usual"), ("plain", 2, "usual")]
     peer.push(b"".join(frames_of(steps)))
-    taken_apart = take_apart(USUAL)
+    taken_apart = take_apart(USUAL, want_message_id=True)
     assert peer.events == [
         ("taken", "link-1", taken_apart, False),
         ("message", "link-1", UNUSUAL, False, False, 0),

@@ -8,14 +8,16 @@ from hypothesis import strategies as st
 from test_intake import messages
 
 from broker.gateway.links.delivery import render_delivery
-from protocol.codec import Described, Symbol, UByte, ULong, encode
+from protocol.codec import Described, Symbol, Timestamp, UByte, ULong, encode
 from protocol.engine.native import native
 from protocol.errors import ProtocolError
 from protocol.message.intake import take_apart
+from protocol.message.layout import LAYOUT
 from storage.records import NEVER, encode_message
 
 pytestmark = pytest.mark.skipif(native is None, reason="the extension is not built, or is switched off")
 
+TIMES = st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(0, 1 << 45)
 ID = b"\xa1\x20" + b"0123456789abcdef" * 2
 DATA = encode(Described(ULong(0x75), b"body"))
 
@@ -90,8 +92,8 @@ def test_pieces_of_messages_are_taken_as_by_python(message):
     messages(),
     st.integers(0, (1 << 63) - 1),
     st.integers(0, (1 << 32) - 1),
-    st.integers(-(1 << 63), (1 << 63) - 1),
-    st.just(NEVER) | st.integers(-(1 << 63), (1 << 63) - 1),
+    TIMES,
+    st.just(NEVER) | TIMES,
     st.none() | st.tuples(st.binary(min_size=16, max_size=16), st.integers(0, (1 << 63) - 1)),
 )
 def test_a_record_is_rendered_as_by_python(generated, number, count, enqueued_ms, expires_ms, lock):
@@ -102,11 +104,28 @@ def test_a_record_is_rendered_as_by_python(generated, number, count, enqueued_ms
     record = encode_message(enqueued_ms, expires_ms, layout, stored)
     token, until_ms = lock or (None, 0)
     found = native.render(record, number, count, token, until_ms)
-    is_usual = expires_ms == NEVER and layout[0] < 4
-    assert (found is not None) == is_usual
-    if is_usual:
+    if expires_ms == NEVER:
+        assert (found is not None) == (layout[0] < 4)
+    if found is not None:
         prefix, offset = render_delivery(record, number, count, None if lock is None else until_ms, None, token)
         assert found == prefix + record[offset:]
+
+
+FIELDS = st.none() | st.sampled_from(["text", b"binary", Symbol("symbol"), ULong(3), Timestamp(5), True])
+
+
+@given(st.lists(FIELDS, max_size=13), st.integers(0, 1 << 45), st.integers(0, 1 << 48), st.booleans())
+def test_the_times_of_a_message_that_expires_are_rendered(fields, enqueued_ms, ttl_ms, is_long):
+    properties = encode(Described(ULong(0x73), fields)) if fields else b""
+    if is_long and fields:
+        properties = b"\x00\x53\x73" + encode([*fields, "x" * 250, None])  # a list of 32 bits
+        properties = properties if len(fields) < 12 else b""
+    stored = properties + encode(Described(ULong(0x75), b"body"))
+    layout = LAYOUT.pack(0, 0, 0, 0, len(properties), 0)
+    record = encode_message(enqueued_ms, enqueued_ms + ttl_ms, layout, stored)
+    found = native.render(record, 7, 1, bytes(16), 9)
+    prefix, offset = render_delivery(record, 7, 1, 9, None, bytes(16))
+    assert found == prefix + record[offset:]
 
 
 @given(st.binary(max_size=120))

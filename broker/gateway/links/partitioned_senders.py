@@ -207,8 +207,8 @@ class PartitionedSender(ClientSender):
         self._has_ended = False
         # Usual messages without a key gather here.
         self._incoming: Any = None
-        if native is not None and self.takes_usual and not self.wants_id:
-            self._incoming = native.Incoming(address_of(link.pointer), self, link.max_message_bytes, True)
+        if native is not None and self.takes_usual and not (self.wants_id or self.requires_session):
+            self._incoming = native.Incoming(address_of(link.pointer), self, link.max_message_bytes, gives_ids=True)
             link.engine.take_usual(link, self._incoming)
 
     # -- what the extension calls

@@ -46,8 +46,15 @@ class SenderChannel(LinkChannel):
         link = sender.link
         self._incoming: Any = None
         if native is not None and sender.takes_usual:
-            gives_ids = not sender.wants_id  # where duplicates are detected, a new id must not look like the client's
-            self._incoming = native.Incoming(address_of(link.pointer), self, link.max_message_bytes, gives_ids)
+            self._incoming = native.Incoming(
+                address_of(link.pointer),
+                self,
+                link.max_message_bytes,
+                gives_ids=not sender.wants_id,  # duplicates are detected by the client's ids alone
+                needs_id=sender.wants_id,
+                takes_sessions=sender.entity.kind != "topic",  # whose subscriptions may require sessions
+                needs_session=sender.requires_session,
+            )
             link.engine.take_usual(link, self._incoming)
         self.pending: Arrivals = PlainArrivals() if self._incoming is None else NativeArrivals(self._incoming)
         self._sends: deque[tuple[float, int, int, int]] = deque()  # per command: time, deliveries, messages, bytes
@@ -199,7 +206,7 @@ class ClientSender(EntityLink, Intake):
         self.window = connection.gateway.settings.amqp.sender_credit
         self.latency = connection.gateway.metrics.send_latency
         self._in_transactions = 0  # deliveries that wait for the answer to their transaction
-        self._requires_session = self._taker.requires_session
+        self.requires_session = self._taker.requires_session
         self.wants_id = self._taker.detects_duplicates
         self._new_id = connection.gateway.new_message_id
         self.unanswered = 0  # deliveries on all channels that wait for an answer
@@ -209,7 +216,7 @@ class ClientSender(EntityLink, Intake):
     @property
     def takes_usual(self) -> bool:
         """True if a usual message needs nothing but to be stored."""
-        return self.destination is None and not self._requires_session
+        return self.destination is None
 
     @property
     def waiting(self) -> int:
@@ -225,7 +232,7 @@ class ClientSender(EntityLink, Intake):
                 messages = [take_apart(message, self.wants_id, self._new_id) for message in unpack_batch(payload)]
             else:
                 messages = [take_apart(payload, self.wants_id, self._new_id)]
-            if self._requires_session:
+            if self.requires_session:
                 for message in messages:
                     self._check(message)
             if self.destination is not None:
@@ -285,7 +292,7 @@ class ClientSender(EntityLink, Intake):
 
     def _check(self, message: Any) -> None:
         extra = message[3]
-        if self._requires_session and not (extra and (Extra.SESSION_ID in extra or Extra.PING in extra)):
+        if self.requires_session and not (extra and (Extra.SESSION_ID in extra or Extra.PING in extra)):
             raise NotAllowed(error_texts.session_id_missing(self._taker.name))
 
     def refuse(self, delivery: Delivery, settled: bool, error: Exception) -> None:

@@ -291,7 +291,9 @@ def take(core: Core, queue: Queue, count: int, limit_bytes: int, now_ms: int) ->
         if not refs:
             return taken, used_bytes, queue.window.cursor < queue.next_number
         records = core.bodies.read([*map(message_id_of, refs)])
-        usual = extension and extension.take_usual(refs, records, NEVER, WEIGHT_BYTES, limit_bytes - used_bytes)
+        usual = extension and extension.take_usual(
+            refs, records, NEVER, WEIGHT_BYTES, limit_bytes - used_bytes, now_ms, observe_ttl
+        )
         if usual is not None:
             found, bytes_found = usual
             taken += found

@@ -71,11 +71,11 @@ def discard(
 def _keys_of(queue: Queue, messages: Sequence[Held]) -> tuple[list[bytes], list[bytes], list[bytes], int]:
     """Keys of entries, bodies and timers, and the bytes of all bodies. The messages are not counted any more."""
     queue_id, counts = queue.id, queue.counts
-    found = extension and extension.keys_of(list(messages), queue_id, NEVER)
+    found = extension and extension.keys_of(list(messages), queue_id, NEVER, _EXPIRY)
     if found is not None:
-        queue_keys, message_keys, size_bytes = found
+        queue_keys, message_keys, due_keys, size_bytes = found
         counts[_AVAILABLE] -= len(queue_keys)
-        return queue_keys, message_keys, [], size_bytes
+        return queue_keys, message_keys, due_keys, size_bytes
     queue_keys, message_keys, due_keys, size_bytes = [], [], [], 0
     for (number, message_id, _, _), size, due_ms, place, _, _ in messages:
         queue_keys.append(queue_key(queue_id, place, number))

@@ -15,9 +15,10 @@ static void require(bool holds) {
 // What is taken apart has as many bytes as it says, and is rendered.
 static void intake(const uint8_t *data, size_t size) {
     static const uint8_t id[MESSAGE_ID_BYTES] = "\xA1\x20""0123456789abcdef0123456789abcdef";
-    for (int new_id = 0; new_id < 2; new_id++) {
+    for (int way = 0; way < 4; way++) {
+        bool new_id = way & 1, sessions = way & 2;
         struct intake found;
-        if (!intake_take(data, size, new_id, &found)) continue;
+        if (!intake_take(data, size, new_id, sessions, &found)) continue;
         require(found.stored_at <= found.properties_at && found.properties_at <= found.rest_at && found.rest_at <= size);
         uint8_t *record = malloc(RECORD_HEADER_BYTES + found.stored_bytes);
         memset(record, 0, LAYOUT_AT);
@@ -25,7 +26,10 @@ static void intake(const uint8_t *data, size_t size) {
         record[16] = 0x7F; // never expires
         memcpy(record + LAYOUT_AT, found.layout, LAYOUT_BYTES);
         intake_store(&found, data, size, id, record + RECORD_HEADER_BYTES);
-        size_t record_bytes = RECORD_HEADER_BYTES + found.stored_bytes;
+        size_t record_bytes = RECORD_HEADER_BYTES + found.stored_bytes, text_bytes;
+        const uint8_t *properties = record + RECORD_HEADER_BYTES + read_u32(found.layout + 4);
+        const uint8_t *session = property_text(properties, read_u32(found.layout + 8), GROUP_ID, &text_bytes);
+        require(found.has_session == (session != NULL) && (sessions || !session));
         require(record_is_usual(record, record_bytes));
         for (int locked = 0; locked < 2; locked++) {
             struct delivery delivery = {.sequence_number = 1, .locked = locked};
