@@ -162,7 +162,7 @@ final class AzureTopics {
 
         SCENARIOS.put("topic-schedule", () -> {
             Scene scene = new Scene("topic-schedule");
-            OffsetDateTime due = OffsetDateTime.now().plusSeconds(3);
+            OffsetDateTime due = OffsetDateTime.now().plusSeconds(8);
             try (ServiceBusSenderClient sender = sender(scene, scene.queue)) {
                 List<Long> numbers = new ArrayList<>();
                 sender.scheduleMessages(List.of(message("kept"), message("cancelled")), due).forEach(numbers::add);
