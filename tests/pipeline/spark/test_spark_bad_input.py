@@ -58,7 +58,7 @@ def retired(tmp_path_factory):
         secret = directory / "secret"
         secret.write_text(broker.connection_string)
         send(broker, 0, 1150)
-        wait_for(lambda: reader(broker, secret).partitions()[0].part.offsets.end == 1150)
+        wait_for(lambda: [each.part.offsets.end for each in reader(broker, secret).partitions()] == [1150])
         command = ["capture", str(directory / "captured"), "--once", "--connection-string", broker.connection_string]
         result = CliRunner().invoke(app, [*command, "--http-endpoint", f"http://localhost:{broker.http_port}"])
         structlog.reset_defaults()  # the command has set it up to a stream that is closed now
