@@ -76,9 +76,13 @@ static bool put_int(struct output *output, PyObject *value) {
     int overflow;
     long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
     if (overflow) {
-        uint64_t large = overflow > 0 ? PyLong_AsUnsignedLongLong(value) : 0;
-        if (PyErr_Occurred()) PyErr_Clear();
-        return large && put_number(output, 0xCF, large, 8);
+        if (overflow < 0) return false;
+        uint64_t large = PyLong_AsUnsignedLongLong(value);
+        if (PyErr_Occurred()) {
+            PyErr_Clear(); // msgpack's packer names the fault
+            return false;
+        }
+        return put_number(output, 0xCF, large, 8);
     }
     if (number >= -32 && number < 128) {
         uint8_t *at = room(output, 1);
@@ -108,30 +112,28 @@ static bool put_count(struct output *output, uint8_t few, uint8_t more, size_t c
     return count <= UINT32_MAX && put_number(output, (uint8_t)(more + 1), count, 4);
 }
 
+static bool put(struct output *output, PyObject *value, int levels);
+
+static bool put_items(struct output *output, PyObject *sequence, Py_ssize_t count,
+                      PyObject *(*item_at)(PyObject *, Py_ssize_t), int levels) {
+    if (!put_count(output, 0x90, 0xDC, (size_t)count)) return false;
+    for (Py_ssize_t index = 0; index < count; index++)
+        if (!put(output, item_at(sequence, index), levels)) return false;
+    return true;
+}
+
 // False if there is no room, or the value is of a kind that is not known here.
 static bool put(struct output *output, PyObject *value, int levels) {
     if (!levels) return false;
     if (PyBytes_CheckExact(value)) return put_bytes(output, value);
-    if (PyTuple_Check(value)) {
-        Py_ssize_t count = PyTuple_Size(value);
-        if (!put_count(output, 0x90, 0xDC, (size_t)count)) return false;
-        for (Py_ssize_t index = 0; index < count; index++)
-            if (!put(output, PyTuple_GetItem(value, index), levels - 1)) return false;
-        return true;
-    }
+    if (PyTuple_Check(value)) return put_items(output, value, PyTuple_Size(value), PyTuple_GetItem, levels - 1);
     if (value == Py_None || value == Py_True || value == Py_False) {
         uint8_t *at = room(output, 1);
         if (at) *at = value == Py_None ? 0xC0 : value == Py_True ? 0xC3 : 0xC2;
         return at;
     }
     if (PyLong_Check(value)) return put_int(output, value);
-    if (PyList_CheckExact(value)) {
-        Py_ssize_t count = PyList_Size(value);
-        if (!put_count(output, 0x90, 0xDC, (size_t)count)) return false;
-        for (Py_ssize_t index = 0; index < count; index++)
-            if (!put(output, PyList_GetItem(value, index), levels - 1)) return false;
-        return true;
-    }
+    if (PyList_CheckExact(value)) return put_items(output, value, PyList_Size(value), PyList_GetItem, levels - 1);
     if (PyUnicode_CheckExact(value)) return put_text(output, value);
     if (PyDict_CheckExact(value)) {
         PyObject *key, *item;

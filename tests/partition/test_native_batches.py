@@ -233,7 +233,11 @@ def test_deliveries_become_runs_alike(found):
     assert again == entries
 
 
-NUMBERS = st.sampled_from([sign * (1 << bits) + off for bits in range(66) for off in (-1, 0, 1) for sign in (1, -1)])
+def around(number: int) -> list[int]:
+    return [sign * number + off for off in (-1, 0, 1) for sign in (1, -1)]
+
+
+NUMBERS = st.sampled_from([number for bits in range(66) for number in around(1 << bits)])
 VALUES = st.recursive(
     st.none() | st.booleans() | NUMBERS | st.sampled_from(Place) | st.binary(max_size=300) | st.text(max_size=40)
     | st.sampled_from(["\ud800", "x" * 300, b"y" * 70_000, 1.5, bytearray(b"z"), object()]),
@@ -241,6 +245,18 @@ VALUES = st.recursive(
     | st.dictionaries(st.binary(max_size=3) | st.integers(0, 9) | st.text(max_size=3), inner, max_size=20),
     max_leaves=40,
 )  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [number for bits in (7, 8, 16, 31, 32, 63, 64, 70) for number in around(1 << bits)])
+def test_numbers_at_the_limits_of_their_forms_are_packed_alike_or_not(number):
+    buffer = bytearray(16)
+    end = extension.pack_into(number, buffer, 0)
+    try:
+        packed = msgpack.packb(number)
+    except OverflowError:
+        assert end is None
+    else:
+        assert buffer[:end] == packed
 
 
 @given(VALUES, st.integers(0, 80_000), st.integers(0, 60))
