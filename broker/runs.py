@@ -7,7 +7,7 @@ A run is message records one behind the other, each with its size before it (4 b
 import struct
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any, overload
+from typing import Any
 
 from broker import wire
 from broker.wire import ENTRY, ITEMS_AT_ONCE, Command, ForWorker, SendRun, Settle
@@ -63,8 +63,8 @@ def entries_of(run: bytes, token: bytes, numbers: int | bytes, delivery_count: i
     return entries
 
 
-class RunMessages(Sequence[Any]):
-    """The messages of a run, as those of `messages_of`; a slice is a run as well."""
+class RunMessages:
+    """A run and the number of its messages; a slice is a run as well."""
 
     def __init__(self, run: bytes, count: int) -> None:
         self.run = run
@@ -73,17 +73,8 @@ class RunMessages(Sequence[Any]):
     def __len__(self) -> int:
         return self._count
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> "RunMessages": ...
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, int):
-            return messages_of(self.run)[index]
-        begin, end, step = index.indices(self._count)
-        assert step == 1
-        if end <= begin:
-            return RunMessages(b"", 0)
+    def __getitem__(self, part: slice) -> "RunMessages":
+        begin, end, _ = part.indices(self._count)
         return RunMessages(self.run[offset_of(self.run, begin) : offset_of(self.run, end)], end - begin)
 
 

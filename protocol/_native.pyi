@@ -145,7 +145,7 @@ class Incoming:
         """Their bytes, as they came."""
 
     def take_run(self) -> bytes:
-        """The messages that have gathered, as a run: see `protocol.message.runs`."""
+        """The messages that have gathered, as a run: see `broker.runs`."""
 
     def take_pending(self) -> bytes:
         """All pending deliveries, as numbers of 8 bytes in the machine's order, which are pending no more."""

@@ -236,8 +236,8 @@ PyObject *are_whole(PyObject *module, PyObject *records) {
 }
 
 // take_usual(refs, records, never, weight, limit, now_ms, expire) -> [(ref, record, time when it expires), ...], bytes used
-// At least one, and up to the first whose bytes, with `weight` more for each, reach the limit. None if one of these has an overlay, is
-// missing, or has expired. Without `expire`, none does.
+// At least one, and up to the first whose bytes, with `weight` more for each, reach the limit. None if one of these has
+// an overlay, is missing, or has expired. Without `expire`, none does.
 PyObject *take_usual(PyObject *module, PyObject *arguments) {
     (void)module;
     PyObject *refs, *records, *never;

@@ -59,7 +59,7 @@ class _Command:
         self.tried = tried  # partitions that did not take it
         self.deliveries: Sequence[Delivery | None] = []  # None for one that was sent settled
         self.parts: _Parts | None = None  # of the only delivery, if this is one of several
-        self.messages: Sequence[Any] = []
+        self.messages: list[Any] | RunMessages = []
         self.size_bytes = 0
         self.has_moved = False  # another fragment has it now, and only that one's answer counts
 
@@ -252,9 +252,13 @@ class PartitionedSender(ClientSender):
         channel = self._channel_for(None)
         command = _Command(False, False, time.perf_counter())
         self._gathering = channel, command
-        room = self._share - channel.unanswered
-        self._room = room if room > 0 else self._share  # all have their share: the client has sent more than its credit
+        self._room = self._room_of(channel)
         return command
+
+    def _room_of(self, channel: FragmentChannel) -> int:
+        """The number of messages without a key that the fragment gets next, 1 at least."""
+        room = self._share - channel.unanswered
+        return room if room > 0 else self._share  # all have their share: the client has sent more than its credit
 
     def _post_keyless(self) -> None:
         if self._gathering is not None:
@@ -266,30 +270,22 @@ class PartitionedSender(ClientSender):
         incoming = self._incoming
         if incoming is None or not incoming.count:
             return
-        size_bytes = incoming.message_bytes
-        count = incoming.count
-        messages: Sequence[Any] = RunMessages(incoming.take_run(), count)
-        deliveries: Sequence[Delivery | None] = TakenArrivals(incoming.take_pending())
-        self.unanswered += len(deliveries)
-        while deliveries:
-            command = _Command(False, False, time.perf_counter())
+        command = _Command(False, False, time.perf_counter())
+        command.size_bytes, count = incoming.message_bytes, incoming.count
+        command.messages = RunMessages(incoming.take_run(), count)
+        command.deliveries = TakenArrivals(incoming.take_pending())
+        self.unanswered += count
+        while True:
             try:
                 channel = self._channel_for(None)
             except BrokerError as error:
-                command.deliveries, command.messages = deliveries, messages
                 self.end(command, error)
                 return
-            room = self._share - channel.unanswered
-            count = min(len(deliveries), room if room > 0 else self._share)
-            command.size_bytes = size_bytes * count // len(deliveries)
-            size_bytes -= command.size_bytes
-            if count == len(deliveries):
-                command.deliveries, command.messages = deliveries, messages
-                deliveries = ()
-            else:
-                command.deliveries, deliveries = deliveries[:count], deliveries[count:]
-                command.messages, messages = messages[:count], messages[count:]
-            channel.take(command)
+            room = self._room_of(channel)
+            if len(command.deliveries) <= room:
+                channel.take(command)
+                return
+            channel.take(command.split(room))
 
     def _spread_batch(self, delivery: Delivery, messages: list[Any], size_bytes: int, settled: bool) -> None:
         """Raises BrokerError."""
