@@ -41,7 +41,7 @@ def run_of(records: list[bytes]) -> bytes:
 
 
 def messages_of(run: bytes, with_extra: bool = False) -> list[Any]:
-    """The incoming messages of a run: see `broker.wire`; `with_extra`: with what is needed of them."""
+    """The incoming messages of a run: see `broker.wire`; `with_extra`: with the extra maps that gateways make."""
     messages = []
     for record in records_of(run):
         layout, body = record[_LAYOUT_AT:MESSAGE_HEADER_BYTES], record[MESSAGE_HEADER_BYTES:]

@@ -62,14 +62,13 @@ def send_run(core: Core, queue_id: int, run: bytes, now_ms: int) -> None:
     sessions = queue.sessions
     detects = bool(terms.duplicate_window_ms)
     first = queue.next_number
-    made = digests = None
+    made = None
     expires_ms = NEVER if terms.time_to_live_ms is None else end_of_life(now_ms, terms.time_to_live_ms)
     if extension is not None and queue.transfers is None and not queue.is_topic:
-        if not detects:
+        digests = extension.digests_of(run) if detects and sessions is None else None
+        if not detects or digests is not None:
             key = None if sessions is None else _SESSION
             made = extension.store_run(run, now_ms, expires_ms, queue_id, first, core.bodies.next_id, key)
-        elif sessions is None and (digests := extension.digests_of(run)) is not None:
-            made = extension.store_run(run, now_ms, expires_ms, queue_id, first, core.bodies.next_id, None)
     if made is None:
         needs_extra = detects or sessions is not None or queue.transfers is not None
         send(core, queue_id, messages_of(run, needs_extra), now_ms)

@@ -49,10 +49,8 @@ class Peer:
     def read(self) -> list[Message] | None:
         """Whole messages that have arrived; None when the other side is gone."""
         if self._tls is not None:
-            if not self._read_tls(self._tls):
-                return None
-            came, self._input = self._input, bytearray()
-            return self._take_frames(came)
+            came = self._read_tls(self._tls)
+            return None if came is None else self._take_frames(came)
         messages: list[Message] = []
         taken = 0
         while taken < TURN_BYTES:
@@ -103,22 +101,23 @@ class Peer:
         kept = self._input
         return (4 + _frame_length(kept)[0] if len(kept) >= 4 else 4) - len(kept)
 
-    def _read_tls(self, connection: ssl.SSLSocket) -> bool:
-        """Take what has arrived. What is decrypted already must be taken, because no event tells of it."""
-        taken = 0
-        while taken < TURN_BYTES or connection.pending():
+    def _read_tls(self, connection: ssl.SSLSocket) -> bytearray | None:
+        """What has arrived; None when the other side is gone. What is decrypted already must be taken, because no event
+        tells of it.
+        """
+        came = bytearray()
+        while len(came) < TURN_BYTES or connection.pending():
             try:
                 data = connection.recv(READ_BYTES)
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 break  # a handshake is far smaller than the socket's buffer, so it never waits to write
             except OSError as error:
                 self.problem = error.strerror or str(error)
-                return False
+                return None
             if not data:
-                return False
-            self._input += data
-            taken += len(data)
-        return True
+                return None
+            came += data
+        return came
 
     def hold_answers(self) -> None:
         """Pack the answers; they leave after `release`."""

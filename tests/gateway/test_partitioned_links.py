@@ -25,6 +25,7 @@ from tests.end_to_end.raw_peer import (
     Frame,
     message,
     outcome,
+    performative,
     source,
     target,
 )
@@ -151,6 +152,31 @@ async def test_messages_with_the_same_key_go_to_one_fragment(scene: Scene) -> No
         for _ in range(4):
             scene.client.transfer(scene.sender, keyed(key_of_worker(number)))
             assert await scene.took() == {number: 1}
+
+
+async def test_many_messages_of_one_read_are_cut_for_all_fragments(scene: Scene) -> None:
+    """Of 1,000 credits each of three fragments gets a third at most, and each answer goes to the right deliveries."""
+    await scene.begin()
+    payloads = [identified(str(number)) for number in range(900)]
+    scene.client.transport.feed(
+        b"".join(
+            performative(0, TRANSFER, [UInt(scene.sender), UInt(number), b"t", UInt(0), False], payload)
+            for number, payload in enumerate(payloads)
+        )
+    )
+    sent = await scene.sends()
+    stored = {number: [each[1] for command in found for each in command[4]] for number, found in sent.items()}
+    assert sorted(map(len, stored.values())) == [234, 333, 333]
+    [refused, *others] = sent
+    for command in sent[refused]:
+        scene.refuse(refused, command, "EntityDisabled")
+    for number in others:
+        for command in sent[number]:
+            scene.answer(number, command)
+    outcomes = scene.outcomes()
+    of = {True: REJECTED, False: ACCEPTED}
+    wanted = {body: of[number == refused] for number, found in stored.items() for body in found}
+    assert {payloads[number]: told for number, told in outcomes.items()} == wanted
 
 
 async def test_a_batch_goes_to_one_fragment_whole(scene: Scene) -> None:
