@@ -2,9 +2,7 @@
 
 import contextlib
 import os
-import random
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
@@ -12,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from tests.caller import SIDECAR, WORKERS
+from tests.ports import free_ports
 from tests.processes import REPOSITORY as REPOSITORY
 from tests.processes import STOP_TIMEOUT_S, OwnProcess, ProcessFailed, connection_string
 from tests.sidecars import Sidecar
@@ -22,22 +21,6 @@ START_TIMEOUT_S = 30.0
 
 
 BrokerFailed = ProcessFailed
-
-# Below those that systems give to outgoing connections: a port that is free stays so until its broker listens.
-PORTS = range(10_240, 32_768)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports free at this moment; all sockets are held until the last is found, so that they differ."""
-    chance = random.SystemRandom()  # tests that run side by side may have seeded theirs alike
-    with contextlib.ExitStack() as stack:
-        ports: list[int] = []
-        while len(ports) < count:
-            held = stack.enter_context(socket.socket())
-            with contextlib.suppress(OSError):
-                held.bind(("127.0.0.1", chance.choice(PORTS)))
-                ports.append(int(held.getsockname()[1]))
-        return ports
 
 
 class Broker(OwnProcess):

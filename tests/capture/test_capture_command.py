@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 from broker.cli.all_commands import app
 from storage.capture.errors import NotCaptured
 from storage.capture.reading import CapturedRange, captured
-from tests.brokers import free_ports
 from tests.capture.checks import captured_rows
 from tests.capture.journal_server import Journal, JournalServer
 from tests.capture.synthetic_rows import EPOCH, row
 from tests.pairing.commands import Command
+from tests.ports import free_ports
 
 NAMESPACE = "sample"
 OPTIONS = ["--once", "--connection-string", "Endpoint=sb://localhost", "--http-endpoint", "http://localhost:1"]

@@ -8,7 +8,8 @@ import urllib.request
 import pytest
 
 from broker.cli.authority import Authority, is_client, is_host
-from tests.brokers import REPOSITORY, Broker, free_ports
+from tests.brokers import REPOSITORY, Broker
+from tests.ports import free_ports
 
 
 def peeklock(*arguments):

@@ -4,7 +4,8 @@ import re
 import subprocess
 import sys
 
-from tests.brokers import REPOSITORY, free_ports
+from tests.brokers import REPOSITORY
+from tests.ports import free_ports
 
 
 def test_the_connection_string_has_the_port_in_use_and_an_entitys_own_key(tmp_path):

@@ -6,7 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from broker.cli.all_commands import app
-from tests.brokers import KEY, KEY_NAME, Broker, free_ports
+from tests.brokers import KEY, KEY_NAME, Broker
+from tests.ports import free_ports
 
 TALKS = "[[queues]]\nname = 'talks'\nrequires_session = true\n"
 

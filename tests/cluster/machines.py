@@ -8,11 +8,12 @@ from typing import Self
 
 import trustme
 
-from tests.brokers import START_TIMEOUT_S, Broker, free_ports
+from tests.brokers import START_TIMEOUT_S, Broker
 from tests.cluster.hosts import Host
 from tests.end_to_end.health import eventually
 from tests.end_to_end.raw_peer import RawPeer
 from tests.end_to_end.raw_requests import Node
+from tests.ports import free_ports
 
 HOST = "127.0.0.1"
 

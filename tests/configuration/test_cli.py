@@ -19,8 +19,8 @@ from storage.data_dir import DataDirectory
 from storage.lmdb_store import DATA_FILE, LmdbStore
 from storage.log.recovery import log_directory
 from storage.log.segments import segment_path
-from tests.brokers import free_ports
 from tests.logs import crash, open_log
+from tests.ports import free_ports
 
 REPOSITORY = Path(__file__).parents[2]
 

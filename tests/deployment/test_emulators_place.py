@@ -16,11 +16,12 @@ from proton import Message
 from proton.utils import BlockingConnection
 
 from protocol.nodes.sas_tokens import generate
-from tests.brokers import KEY, KEY_NAME, REPOSITORY, free_ports
+from tests.brokers import KEY, KEY_NAME, REPOSITORY
 from tests.end_to_end.health import eventually
 from tests.end_to_end.raw_peer import RawPeer
 from tests.end_to_end.raw_requests import Node, put_token, token_for
 from tests.operations.test_deploy import environment, only
+from tests.ports import free_ports
 
 CONFIG = REPOSITORY / "tests" / "configuration" / "Config.json"
 EMULATORS = {"ACCEPT_EULA": "Y", "SQL_SERVER": "mssql", "MSSQL_SA_PASSWORD": "secret", "SQL_WAIT_INTERVAL": "0"}

@@ -11,11 +11,11 @@ import pytest
 from proton import Message
 from proton.utils import BlockingConnection
 
-from tests.brokers import free_ports
 from tests.caller import BUILD_IMAGE
 from tests.deployment.clean_root import Image, build, make_base
 from tests.pipeline import ledgers
 from tests.pipeline.ledgers import History
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.skipif(not BUILD_IMAGE, reason="takes minutes, root and the network: make image")
 

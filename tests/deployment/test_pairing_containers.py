@@ -17,9 +17,10 @@ from manifests import image_environment
 
 from broker.settings.config import Settings
 from broker.settings.sources import load
-from tests.brokers import REPOSITORY, free_ports
+from tests.brokers import REPOSITORY
 from tests.deployment.command_line import options
 from tests.end_to_end.health import eventually
+from tests.ports import free_ports
 
 PAIRING: Final = REPOSITORY / "deploy" / "pairing"
 COMPOSE: Final = PAIRING / "compose.yaml"

@@ -18,13 +18,14 @@ import pytest
 import yaml
 from manifests import KUBERNETES, ROOT, Object, built, named, of_kind
 
-from tests.brokers import Broker, free_ports
+from tests.brokers import Broker
 from tests.caller import ALL_PODS, VARIABLES
 from tests.deployment.kubernetes_api import KubernetesApi
 from tests.deployment.node import Node, image_environment
 from tests.pipeline import ledgers
 from tests.pipeline.ledgers import History
 from tests.pipeline.session import missing
+from tests.ports import free_ports
 
 SPARK = ROOT / "deploy" / "spark"
 DOCUMENT = ROOT / "docs" / "pipeline.md"

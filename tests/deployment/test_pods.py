@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from manifests import ROOT, build, container, image_environment, named, pod, variables, workload
 
-from tests.brokers import free_ports
 from tests.capture.checks import captured_rows
+from tests.ports import free_ports
 
 KEY = "the root key of this test"
 START_SECONDS = 60.0

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests.brokers import REPOSITORY, Broker, free_ports
+from tests.brokers import REPOSITORY, Broker
 from tests.end_to_end.health import eventually, metrics, serves
 from tests.end_to_end.raw_peer import CLOSE, DISPOSITION, RawPeer, error_of
+from tests.ports import free_ports
 
 CONFIG = 'partitions = 1\n[[queues]]\nname = "witness"\n[[queues]]\nname = "orders"\n'
 DESCRIPTORS = 400

@@ -16,9 +16,10 @@ from storage.data_dir import partition_path
 from storage.lmdb_store import LmdbStore
 from storage.records import MESSAGE_HEADER_BYTES
 from storage.store import Table
-from tests.brokers import REPOSITORY, Broker, BrokerFailed, free_ports
+from tests.brokers import REPOSITORY, Broker, BrokerFailed
 from tests.end_to_end.health import eventually, metrics, process_ids, send_numbers, serves
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, RawPeer, body_of, error_of, message, outcome
+from tests.ports import free_ports
 
 FULL = "amqp:resource-limit-exceeded"
 ONE_PARTITION = 'partitions = 1\n[[queues]]\nname = "witness"\n[[queues]]\nname = "orders"\n'

@@ -18,7 +18,8 @@ import pytest
 import trustme
 from proton.utils import BlockingConnection, LinkDetached
 
-from tests.brokers import REPOSITORY, Broker, free_ports
+from tests.brokers import REPOSITORY, Broker
+from tests.ports import free_ports
 
 QUEUES = '[[queues]]\nname = "orders"\n[[queues]]\nname = "others"\n'
 MESSAGE = proton.Message(body="one")

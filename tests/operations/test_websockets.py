@@ -16,8 +16,9 @@ from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
 from protocol.engine.sasl import SASL_HEADER
-from tests.brokers import KEY, KEY_NAME, Broker, free_ports
+from tests.brokers import KEY, KEY_NAME, Broker
 from tests.operations.test_tls import Certificates
+from tests.ports import free_ports
 
 PATH = "/$servicebus/websocket"
 SUBPROTOCOL = Subprotocol("AMQPWSB10")

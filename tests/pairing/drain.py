@@ -26,9 +26,10 @@ from broker.pairing.provisioning import create_missing
 from protocol.client.connection import Connection, connect_to
 from protocol.client.messages import Message
 from protocol.message.batches import pack_batch
-from tests.brokers import Broker, free_ports
+from tests.brokers import Broker
 from tests.pairing.commands import Command, both
 from tests.pairing.conftest import namespace
+from tests.ports import free_ports
 
 NAME = "main"
 PART = 200  # messages in one transfer

@@ -29,11 +29,12 @@ from protocol.client.errors import ClientError
 from protocol.client.messages import Message
 from protocol.errors import ProtocolError
 from protocol.symbols import PING_CONTENT_TYPE
-from tests.brokers import KEY, KEY_NAME, REPOSITORY, Broker, free_ports
+from tests.brokers import KEY, KEY_NAME, REPOSITORY, Broker
 from tests.pairing.again import Again
 from tests.pairing.books import Books, Key, Way
 from tests.pairing.conftest import QUEUES, namespace
 from tests.pairing.wire import State, Wire
+from tests.ports import free_ports
 from tests.sidecars import Sidecar
 
 NAME = "main"

@@ -13,9 +13,10 @@ import pytest
 
 from broker.settings.config import ConfigurationError
 from broker.settings.sources import load
-from tests.brokers import KEY, KEY_NAME, REPOSITORY, Broker, free_ports
+from tests.brokers import KEY, KEY_NAME, REPOSITORY, Broker
 from tests.end_to_end.health import eventually, logged
 from tests.pairing.conftest import QUEUES, fill, taken
+from tests.ports import free_ports
 
 QUEUE = "main/x-servicebus-transfer/{}"
 PATIENCE_S = 120.0

@@ -13,8 +13,9 @@ from broker.pairing.pairing import Namespace, Pairing
 from protocol.client.connection import connect_to
 from protocol.client.errors import AuthenticationFailed, ClientError, ConnectionLost, LinkDetached, MessageRefused
 from protocol.client.messages import Message
-from tests.brokers import KEY, KEY_NAME, Broker, free_ports
+from tests.brokers import KEY, KEY_NAME, Broker
 from tests.pairing.conftest import QUEUES, contents, namespace
+from tests.ports import free_ports
 
 FAST = PairingOptions(
     backlog_queue_count=3, failover_interval_ms=500, ping_interval_ms=500, attempt_timeout_ms=400, busy_wait_ms=100

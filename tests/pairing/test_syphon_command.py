@@ -17,9 +17,10 @@ from contextlib import suppress
 import pytest
 
 from protocol.client.connection import connect_to
-from tests.brokers import KEY, KEY_NAME, REPOSITORY, Broker, free_ports
+from tests.brokers import KEY, KEY_NAME, REPOSITORY, Broker
 from tests.pairing.commands import Command, both
 from tests.pairing.conftest import QUEUES, fill, taken
+from tests.ports import free_ports
 
 # Not an emulator: keys are looked at.
 STRICT = f"""

@@ -14,7 +14,8 @@ from typing import Self
 import psutil
 import pyspark
 
-from tests.brokers import REPOSITORY, free_ports
+from tests.brokers import REPOSITORY
+from tests.ports import free_ports
 
 BIN = Path(pyspark.__file__).parent / "bin"
 START_SECONDS = 120.0

@@ -9,7 +9,7 @@ from protocol.client.connection import connect
 from protocol.client.connection_string import Plain
 from protocol.client.errors import AuthenticationFailed, ConnectionLost, LinkClosed, LinkDetached
 from protocol.client.messages import Message
-from tests.brokers import free_ports
+from tests.ports import free_ports
 
 MESSAGE = Message.of(b"hello").encode()
 

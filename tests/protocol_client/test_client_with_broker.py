@@ -25,7 +25,8 @@ from protocol.codec import Timestamp, array
 from protocol.message.batches import pack_batch
 from protocol.nodes.sas_tokens import generate
 from protocol.symbols import SCHEDULED_ENQUEUE_TIME
-from tests.brokers import KEY, KEY_NAME, Broker, free_ports
+from tests.brokers import KEY, KEY_NAME, Broker
+from tests.ports import free_ports
 
 CERTIFICATE = Path(__file__).with_name("localhost.pem")
 DEAD = "/$deadletterqueue"

@@ -9,7 +9,8 @@ import pytest
 
 from protocol.client.errors import ClientError
 from protocol.client.messages import Message
-from tests.brokers import KEY, KEY_NAME, Broker, free_ports
+from tests.brokers import KEY, KEY_NAME, Broker
+from tests.ports import free_ports
 from tests.sidecars import Sidecar
 
 FAST = ["--failover-interval", "500ms", "--ping-interval", "500ms", "--attempt-timeout", "400ms"]

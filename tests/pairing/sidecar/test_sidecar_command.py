@@ -10,9 +10,10 @@ import pytest
 from broker.cli.authority import Authority
 from protocol.client.connection import connect
 from protocol.client.connection_string import Plain
-from tests.brokers import KEY, KEY_NAME, Broker, free_ports
+from tests.brokers import KEY, KEY_NAME, Broker
 from tests.pairing.commands import Command, both
 from tests.pairing.sidecar.conftest import Pair, eventually, message
+from tests.ports import free_ports
 
 STRICT = f"""
 [security]

@@ -8,8 +8,9 @@ from broker.pairing.options import InvalidPairing
 from broker.pairing.pairing import Namespace
 from broker.pairing.syphon.checks import check
 from broker.pairing.syphon.options import SyphonOptions
-from tests.brokers import KEY, KEY_NAME, Broker, free_ports
+from tests.brokers import KEY, KEY_NAME, Broker
 from tests.pairing.conftest import QUEUES, namespace
+from tests.ports import free_ports
 
 OPTIONS = SyphonOptions(backlog_queue_count=2)
 # Not an emulator: keys are looked at. New queues are partitioned if nobody says otherwise.
