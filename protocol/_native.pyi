@@ -1,5 +1,6 @@
 """The extension of `protocol/native`: see `protocol.extension`."""
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 # -- a partition's loops over usual messages; refs, held messages and entry items are those of `broker.partition`
@@ -23,6 +24,9 @@ def digests_of(run: bytes) -> list[bytes] | None:
 
 def refs_of(items: list[tuple[bytes, bytes]]) -> list[tuple[int, int, int, None]] | None:
     """Of items of QUEUE; None if one has an overlay or is damaged."""
+
+def split(refs: list[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Their sequence numbers, and their delivery counts."""
 
 def are_whole(records: list[bytes | None]) -> bool:
     """True if the checksums of all records are right."""
@@ -79,6 +83,41 @@ def pack_into(value: Any, buffer: Any, at: int) -> int | None:
 
 def delete_all(fresh: dict[bytes, bytes], changed: dict[bytes, bytes | None], keys: tuple[bytes, ...]) -> None:
     """See `storage.log.changes.YoungTable.delete`."""
+
+# -- the journal: turns as `storage.log.frames` has them, in whose payload a place is a start and an end
+
+def skim(payload: bytes | memoryview) -> tuple[int, list[tuple[int, list[tuple[int, int, Any]]]], Any] | None:
+    """Time in ms, changes, and the place of the hints; operations have the place of their items. None for no turn."""
+
+def entries_of(payload: bytes | memoryview, places: list[Any]) -> list[tuple[int, int, int]] | None:
+    """Of items of QUEUE: the queue id of neighbours, their number, and the lowest sequence number; None for others."""
+
+def numbers_of(payload: bytes | memoryview, places: list[Any]) -> list[tuple[int, list[int]]] | None:
+    """Of keys of QUEUE: the queue id of neighbours, and their sequence numbers; None for others."""
+
+class Columns:
+    """See `storage.journal.columns`. The length is the number of rows."""
+
+    def append(self, *fields: Any) -> None: ...
+    def end_rows(self, numbers: Any, counts: Any) -> None: ...
+    def enter(
+        self,
+        payload: bytes | memoryview,
+        entries: list[Any],
+        records: list[Any],
+        shown: list[tuple[int, bool, bool]],
+        properties_of: Callable[[bytes], tuple[str | None, ...]],
+    ) -> bool:
+        """Add rows of new messages: `entries` and `records` are places of items of QUEUE and MESSAGES.
+
+        `shown`: of neighbours their number, and whether they have rows, and records in these. `properties_of` says what
+        a record has that is not usual. False, and no rows, if an entry has an overlay, is scheduled, or has no record.
+        """
+
+    def column(self, index: int) -> tuple[int, bytes | None, bytes, bytes | None] | None:
+        """The number of nulls, and the buffers of Arrow's array; None if all values are null."""
+
+    def __len__(self) -> int: ...
 
 # -- messages and frames; addresses are those of proton's objects
 

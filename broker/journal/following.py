@@ -30,7 +30,7 @@ from storage.journal.frames import Made
 from storage.journal.queues import Modes, Queues
 from storage.journal.rows import Rows
 from storage.log.follower import durable_lsn, position_path, read_position, write_position
-from storage.log.frames import CorruptFrame, Frame, decode_turn
+from storage.log.frames import CorruptFrame, Frame, skim_turn
 from storage.log.recovery import logs
 from storage.log.tail import LogTail, Overtaken, Position
 from storage.store import StoreError, Table
@@ -280,9 +280,9 @@ class Follower:
         batch = _Batch(self, log_id)
         try:
             for frame in frames:
-                time_ms, changes, events = decode_turn(frame.payload)
+                time_ms, changes, events, is_skimmed = skim_turn(frame.payload)
                 self._last_ms = time_ms
-                batch.add(frame.lsn, time_ms, changes, events)
+                batch.add(frame.lsn, time_ms, changes, events, frame.payload if is_skimmed else None)
             made = batch.made()
         except (CorruptFrame, ValueError, TypeError, LookupError, OverflowError, AttributeError) as error:
             if strict:
@@ -393,7 +393,8 @@ class _Batch:
         self._log_id = log_id
         self._rows: dict[tuple[int, bytes], Rows] = {}
 
-    def add(self, lsn: int, time_ms: int, changes: Any, events: Any) -> None:
+    def add(self, lsn: int, time_ms: int, changes: Any, events: Any, payload: bytes | memoryview | None) -> None:
+        """As `Rows.add`, of all partitions."""
         follower = self._follower
         by_partition = dict(changes)
         for partition, store_id, hints in events:
@@ -407,7 +408,7 @@ class _Batch:
             rows = self._rows.get(key)
             if rows is None:
                 rows = self._rows[key] = Rows(partition, follower._queues, DECODING)
-            rows.add(time_ms, operations, hints)
+            rows.add(time_ms, operations, hints, payload)
         for partition, operations in by_partition.items():
             self._unjournaled(partition, lsn, time_ms, operations)
 

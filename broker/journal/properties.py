@@ -6,7 +6,8 @@ from protocol.codec import encode, skip
 from protocol.message.fields import id_text
 from protocol.message.layout import LAYOUT
 from protocol.symbols import PARTITION_KEY
-from storage.journal.rows import Decoding, Properties
+from storage.journal.columns import Properties
+from storage.journal.rows import Decoding
 from storage.records import MESSAGE_HEADER_BYTES
 
 _unpack_layout = LAYOUT.unpack_from

@@ -219,6 +219,25 @@ PyObject *refs_of(PyObject *module, PyObject *items) {
     return refs;
 }
 
+// split(refs) -> their sequence numbers, their delivery counts
+PyObject *split(PyObject *module, PyObject *refs) {
+    (void)module;
+    Py_ssize_t count = PyList_Size(refs);
+    if (count < 0) return NULL;
+    PyObject *numbers = PyTuple_New(count), *counts = PyTuple_New(count);
+    for (Py_ssize_t index = 0; numbers && counts && index < count; index++) {
+        PyObject *ref = PyList_GetItem(refs, index);
+        PyObject *number = PyTuple_GetItem(ref, 0), *delivery_count = PyTuple_GetItem(ref, 2);
+        if (!number || !delivery_count) Py_CLEAR(counts);
+        if (number) PyTuple_SetItem(numbers, index, Py_NewRef(number));
+        if (number && delivery_count) PyTuple_SetItem(counts, index, Py_NewRef(delivery_count));
+    }
+    if (numbers && counts) return Py_BuildValue("NN", numbers, counts);
+    Py_XDECREF(numbers);
+    Py_XDECREF(counts);
+    return NULL;
+}
+
 // are_whole(records) -> True if all are records whose checksum is right, or None
 PyObject *are_whole(PyObject *module, PyObject *records) {
     (void)module;

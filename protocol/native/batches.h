@@ -11,6 +11,7 @@
 PyObject *store_run(PyObject *module, PyObject *arguments);
 PyObject *digests_of(PyObject *module, PyObject *run);
 PyObject *refs_of(PyObject *module, PyObject *items);
+PyObject *split(PyObject *module, PyObject *refs);
 PyObject *are_whole(PyObject *module, PyObject *records);
 PyObject *take_usual(PyObject *module, PyObject *arguments);
 PyObject *lock(PyObject *module, PyObject *arguments);

@@ -6,6 +6,7 @@
 #include "batches.h"
 #include "frames.h"
 #include "intake.h"
+#include "journal.h"
 #include "proton.h"
 
 #include <stdlib.h>
@@ -118,6 +119,7 @@ static PyMethodDef methods[] = {
     {"store_run", store_run, METH_VARARGS, NULL},
     {"digests_of", digests_of, METH_O, NULL},
     {"refs_of", refs_of, METH_O, NULL},
+    {"split", split, METH_O, NULL},
     {"are_whole", are_whole, METH_O, NULL},
     {"take_usual", take_usual, METH_VARARGS, NULL},
     {"lock", lock, METH_VARARGS, NULL},
@@ -128,6 +130,9 @@ static PyMethodDef methods[] = {
     {"tokens_of", tokens_of, METH_O, NULL},
     {"pack_into", pack_into, METH_VARARGS, NULL},
     {"delete_all", delete_all, METH_VARARGS, NULL},
+    {"skim", skim, METH_O, NULL},
+    {"entries_of", entries_of, METH_VARARGS, NULL},
+    {"numbers_of", numbers_of, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
@@ -139,11 +144,12 @@ static int add_type(PyObject *module, PyType_Spec *spec, const char *name, PyObj
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "protocol._native", NULL, -1, methods, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__native(void) {
-    PyObject *module = PyModule_Create(&definition), *pump_type;
+    PyObject *module = PyModule_Create(&definition), *pump_type, *columns_type;
     if (!module) return NULL;
     if (add_type(module, &incoming_spec, "Incoming", &incoming_type) < 0 ||
         add_type(module, &outgoing_spec, "Outgoing", &outgoing_type) < 0 ||
-        add_type(module, &pump_spec, "Pump", &pump_type) < 0) {
+        add_type(module, &pump_spec, "Pump", &pump_type) < 0 ||
+        add_type(module, &columns_spec, "Columns", &columns_type) < 0) {
         Py_DECREF(module);
         return NULL;
     }

@@ -2,22 +2,24 @@
 
 Which messages enter and leave queues is read from the changes of the tables, so that none can be forgotten; the hints
 of the frame (`events`) only say why; so are the states of sessions. Each other row is about one message in one queue.
-Rows of a batch are kept as runs with
-the same values in most columns; columns that only rows with a message have are kept for these alone.
+Rows of a batch are kept as runs with the same values in most columns; the other columns are in `columns`.
 """
 
+from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import chain
 from struct import Struct
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import msgpack
 import pyarrow as pa
 
+from protocol.extension import extension
+from storage.journal.columns import NO_PROPERTIES, NativeColumns, Properties, new_columns, taken
 from storage.journal.events import LEAVING, Hint, Op, name_of
 from storage.journal.queues import Mode, Queue, Queues
 from storage.journal.schema import SCHEMA, UNEXPLAINED
 from storage.log.changes import Operation
+from storage.log.frames import unpack_items
 from storage.records import (
     ENTRY_BYTES,
     NEVER,
@@ -39,23 +41,7 @@ _FIRST_MS: Final = -62_135_596_800_000
 _iter_queue_keys: Final = Struct(">IBQ").iter_unpack
 _times_of_record: Final = Struct(">8xqq").unpack_from
 _entry_parts: Final = Struct(">4s8sI").unpack_from  # checksum, key of the message, delivery count
-_iter_entry_parts: Final = Struct(">4s8sI").iter_unpack  # of entries without an overlay
 _SCHEDULED: Final = int(Place.SCHEDULED)
-_ALIKE: Final = 4  # entries from which on it is cheaper to take them column by column
-
-
-class Properties(NamedTuple):
-    """What rows tell of a message's own properties."""
-
-    message_id: str | None = None
-    session_id: str | None = None
-    partition_key: str | None = None
-    correlation_id: str | None = None
-    subject: str | None = None
-    content_type: str | None = None
-
-
-_NO_PROPERTIES: Final = Properties()
 
 
 class Decoding(NamedTuple):
@@ -81,16 +67,11 @@ class Rows:
         self._partition = partition
         self._queues = queues
         self._properties, self._text = decoding
-        # For each row: the number of its run, and of its message if it brings one.
-        self._run_of: list[int] = []
-        self._message_of: list[int | None] = []
-        self._numbers: list[int | None] = []
-        self._counts: list[int | None] = []
+        self._run_of = array("i")  # each row's
+        self._columns = new_columns()
         # Of each run: event time, op, reason, description, and of the queue and the origin each entity, entity id and
         # sub-queue.
         self._runs: list[tuple[Any, ...]] = []
-        # Of each message: a tuple as `Properties`, three times, size, number at the origin, copies, record, overlay.
-        self._messages: tuple[list[Any], ...] = tuple([] for _ in range(9))
         self.unfounded = 0  # hints that a message has left which did not
 
     def __len__(self) -> int:
@@ -103,9 +84,107 @@ class Rows:
 
     # -- what a frame says
 
-    def add(self, time_ms: int, operations: Iterable[tuple[int, int, Any]], hints: Sequence[Any]) -> None:
+    def add(
+        self,
+        time_ms: int,
+        operations: Sequence[tuple[int, int, Any]],
+        hints: Sequence[Any],
+        payload: bytes | memoryview | None = None,
+    ) -> None:
         """Add the rows of one frame, from what it says of this partition. Raises what malformed events raise; then
-        these rows must not be used."""
+        these rows must not be used.
+
+        With a payload, the items of the operations are places in it, as `storage.log.frames.skim_turn` gives them.
+        """
+        self._queues.hear_all(hints)
+        found = None
+        if payload is not None:
+            found = self._add_usual(time_ms, operations, hints, payload)
+            if found is None:
+                operations = _unpacked(operations, payload)
+        if found is None:
+            found = self._add_changes(time_ms, operations, hints)
+        entries = dict(found.entered)
+        changed = _overlays_of(found.put)
+        leaving = found.leaving
+        for hint in hints:
+            kind = hint[0]
+            if kind == Hint.DONE:
+                _, op, queue_id, numbers, counts, reason, at_ms = hint
+                at = time_ms if at_ms is None else at_ms
+                if changed and op in _CHANGING:
+                    self._changed(at, op, queue_id, numbers, counts, reason, changed)
+                else:
+                    self._done(at, op, queue_id, numbers, counts, reason, leaving)
+            elif kind == Hint.MOVED:
+                self._moved(time_ms, hint, leaving, entries)
+            elif kind == Hint.BARE:
+                self._bare(time_ms, hint)
+            elif kind == Hint.TAKEN_OVER:
+                self._taken_over(time_ms, hint)
+            elif kind == Hint.STAGED:
+                self._staged(time_ms, hint, found.records)
+        if found.states:
+            why = {hint[1]: hint[2] for hint in hints if hint[0] == Hint.STATES}
+            for key, state in found.states:
+                self._state(time_ms, key, state, why)
+        for queue_id, unexplained in leaving.items():
+            if unexplained:
+                queue = self._queues.at(queue_id)
+                self._run(time_ms, _NAMES[Op.PURGED], queue, UNEXPLAINED, list(unexplained), None)
+
+    def _add_usual(
+        self,
+        time_ms: int,
+        operations: Sequence[tuple[int, int, Any]],
+        hints: Sequence[Any],
+        payload: bytes | memoryview,
+    ) -> "_Changes | None":
+        """What `_add_changes` does, if new messages enter queues, others leave them, and nothing else changes; else
+        None, and nothing."""
+        columns = self._columns
+        if not isinstance(columns, NativeColumns) or any(hint[0] in _OF_RECORDS for hint in hints):
+            return None
+        entries: list[Any] = []
+        records: list[Any] = []
+        left: list[Any] = []
+        for kind, table, items in operations:
+            if table == Table.MESSAGES and kind != Operation.DELETE:
+                records.append(items)
+            elif table == Table.SESSION_STATES or (table == Table.QUEUE and kind == Operation.PUT):
+                return None
+            elif table == Table.QUEUE:
+                (left if kind == Operation.DELETE else entries).append(items)
+        leaving: _Leaving = {}
+        if left:
+            runs = extension.numbers_of(payload, left)
+            if runs is None:
+                return None
+            for queue_id, numbers in runs:
+                leaving[queue_id] = [*leaving[queue_id], *numbers] if queue_id in leaving else numbers
+        if not entries:
+            return _Changes(leaving)
+        runs = extension.entries_of(payload, entries)
+        if runs is None or any(
+            queue_id in leaving and lowest <= max(leaving[queue_id]) for queue_id, _, lowest in runs
+        ):
+            return None
+        queues = [self._queues.at(queue_id) for queue_id, _, _ in runs]
+        shown = [
+            (count, queue.mode is not Mode.OFF, queue.mode is Mode.BODIES)
+            for (_, count, _), queue in zip(runs, queues, strict=True)
+        ]
+        if not columns.enter(payload, entries, records, shown, self._properties):
+            return None
+        for (count, is_shown, _), queue in zip(shown, queues, strict=True):
+            if is_shown:
+                self._begin_run(time_ms, _NAMES[Op.ENQUEUED], queue, None, count)
+        return _Changes(leaving)
+
+    def _add_changes(
+        self, time_ms: int, operations: Iterable[tuple[int, int, Any]], hints: Sequence[Any]
+    ) -> "_Changes":
+        """Add the rows of messages that enter queues."""
         entered: list[tuple[bytes, bytes]] = []
         left: list[bytes] = []
         put: list[tuple[bytes, bytes]] = []
@@ -126,64 +205,21 @@ class Rows:
                 states += [(key, None) for key in items] if kind == Operation.DELETE else items
             elif table == Table.META and kind == Operation.DELETE:
                 adopted.update([key[len(STAGED_PREFIX) :] for key in items if key.startswith(STAGED_PREFIX)])
-        self._queues.hear_all(hints)
         origins = _origins_of(hints)
         if (left and (entered or put)) or (put and origins):
             entered, left = _net(operations, origins)
-        if entered and (origins or not self._enter_alike(time_ms, entered, records)):
+        if entered:
             self._enter(time_ms, entered, records, origins, adopted)
-        entries = dict(entered)
-        changed = _overlays_of(put)
-        leaving: dict[int, dict[int, None]] = {}  # numbers by queue, in the order in which they left
-        if left:
-            queue_ids, _, numbers = zip(*_iter_queue_keys(b"".join(left)), strict=True)
-            if queue_ids.count(queue_ids[0]) == len(queue_ids):
-                leaving[queue_ids[0]] = dict.fromkeys(numbers)
-            else:
-                for queue_id, number in zip(queue_ids, numbers, strict=True):
-                    leaving.setdefault(queue_id, {})[number] = None
-        for hint in hints:
-            kind = hint[0]
-            if kind == Hint.DONE:
-                _, op, queue_id, numbers, counts, reason, at_ms = hint
-                at = time_ms if at_ms is None else at_ms
-                if changed and op in _CHANGING:
-                    self._changed(at, op, queue_id, numbers, counts, reason, changed)
-                else:
-                    self._done(at, op, queue_id, numbers, counts, reason, leaving)
-            elif kind == Hint.MOVED:
-                self._moved(time_ms, hint, leaving, entries)
-            elif kind == Hint.BARE:
-                self._bare(time_ms, hint)
-            elif kind == Hint.TAKEN_OVER:
-                self._taken_over(time_ms, hint)
-            elif kind == Hint.STAGED:
-                self._staged(time_ms, hint, records)
-        if states:
-            why = {hint[1]: hint[2] for hint in hints if hint[0] == Hint.STATES}
-            for key, state in states:
-                self._state(time_ms, key, state, why)
-        for queue_id, unexplained in leaving.items():
-            if unexplained:
-                queue = self._queues.at(queue_id)
-                self._run(time_ms, _NAMES[Op.PURGED], queue, UNEXPLAINED, list(unexplained), None)
-
-    @property
-    def _brought(self) -> int:
-        """How many messages there are."""
-        return len(self._messages[0])
-
-    def _message(self, *fields: Any) -> None:
-        for column, value in zip(self._messages, fields, strict=True):
-            column.append(value)
+        leaving: _Leaving = {}
+        for queue_id, _, number in _iter_queue_keys(b"".join(left)):
+            leaving.setdefault(queue_id, []).append(number)
+        return _Changes(leaving, entered, put, records, states)
 
     def truncate(self, time_ms: int, why: str) -> None:
         """Add the row that says that there is a gap before it."""
-        self._run_of.append(len(self._runs))
         self._runs.append((_us(time_ms) or 0, _NAMES[Op.TRUNCATED], None, why, *_NOWHERE, *_NOWHERE))
-        self._message_of.append(None)
-        self._numbers.append(None)
-        self._counts.append(None)
+        self._run_of.append(len(self._runs) - 1)
+        self._columns.end_rows([None], None)
 
     def _enter(
         self,
@@ -219,7 +255,7 @@ class Rows:
             record = records.get(message_key)
             overlay = None
             if record is None:
-                size, enqueued_ms, expires_ms, properties = None, None, NEVER, _NO_PROPERTIES
+                size, enqueued_ms, expires_ms, properties = None, None, NEVER, NO_PROPERTIES
             else:
                 enqueued_ms, expires_ms = _times_of_record(record)
                 size, properties = len(record), properties_of(record)
@@ -234,56 +270,19 @@ class Rows:
                 number_there = -int.from_bytes(message_key, "big")
             if mode is not Mode.BODIES:
                 record = overlay = None
-            self._message(properties, enqueued_us, scheduled_us, expires_us, size, number_there, None, record, overlay)
+            self._columns.append(
+                properties, enqueued_us, scheduled_us, expires_us, size, number_there, None, record, overlay
+            )
         if numbers:
             self._enter_run(time_ms, run, numbers, counts)
 
-    def _enter_alike(
-        self, time_ms: int, entered: Sequence[tuple[bytes, bytes]], records: Mapping[bytes, bytes]
-    ) -> bool:
-        """What `_enter` does, column by column, if the messages are new ones in one queue; else False, and nothing."""
-        if len(entered) < _ALIKE:
-            return False
-        keys, values = zip(*entered, strict=True)
-        if set(map(len, values)) != {ENTRY_BYTES}:
-            return False
-        queue_ids, places, numbers = zip(*_iter_queue_keys(b"".join(keys)), strict=True)
-        if len(set(queue_ids)) > 1 or _SCHEDULED in places:
-            return False
-        queue = self._queues.at(queue_ids[0])
-        if queue.mode is Mode.OFF:
-            return True
-        _, message_keys, counts = zip(*_iter_entry_parts(b"".join(values)), strict=True)
-        found = [records.get(key) for key in message_keys]
-        if None in found:
-            return False
-        those = cast(list[bytes], found)
-        times = [_times_of_record(record) for record in those]
-        first, nothing = self._brought, [None] * len(those)
-        columns: tuple[Iterable[Any], ...] = (
-            map(self._properties, those),
-            [_us(enqueued_ms) for enqueued_ms, _ in times],
-            nothing,
-            [None if expires_ms == NEVER else _us(expires_ms) for _, expires_ms in times],
-            map(len, those),
-            nothing,
-            nothing,
-            those if queue.mode is Mode.BODIES else nothing,
-            nothing,
-        )
-        for column, more in zip(self._messages, columns, strict=True):
-            column += more
-        self._run(time_ms, _NAMES[Op.ENQUEUED], queue, None, numbers, counts, first_message=first)
-        return True
-
     def _enter_run(self, time_ms: int, run: tuple[Any, ...] | None, numbers: list[int], counts: list[int]) -> None:
-        """Of messages that were just added."""
+        """Of messages that were just appended."""
         assert run is not None
         queue_id, is_scheduled, reason, origin_id = run
         op = _NAMES[Op.SCHEDULED if is_scheduled else Op.ENQUEUED]
-        first = self._brought - len(numbers)
         origin = None if origin_id is None else self._queues.at(origin_id)
-        self._run(time_ms, op, self._queues.at(queue_id), reason, numbers, counts, origin=origin, first_message=first)
+        self._run(time_ms, op, self._queues.at(queue_id), reason, numbers, counts, origin=origin)
 
     def _overlaid(
         self, overlay: bytes, enqueued_ms: int | None, expires_ms: int, properties: Any
@@ -303,19 +302,19 @@ class Rows:
         numbers: Sequence[int],
         counts: Sequence[int] | None,
         reason: str | None,
-        leaving: Mapping[int, dict[int, None]],
+        leaving: "_Leaving",
         description: str | None = None,
     ) -> None:
         if op in _LEAVING:
-            there = leaving.get(queue_id, {})
-            if len(there) == len(numbers) and list(there) == list(numbers):
-                there.clear()
-            else:
-                kept = [place for place, number in enumerate(numbers) if there.pop(number, True) is None]
+            there = leaving.pop(queue_id, None) or ()
+            if list(numbers) != there:
+                left = dict.fromkeys(there)
+                kept = [place for place, number in enumerate(numbers) if left.pop(number, True) is None]
                 if len(kept) != len(numbers):  # a message leaves once
                     self.unfounded += len(numbers) - len(kept)
                     counts = counts and [counts[place] for place in kept]
                     numbers = [numbers[place] for place in kept]
+                leaving[queue_id] = list(left)
         if numbers:
             self._run(time_ms, _NAMES[op], self._queues.at(queue_id), reason, numbers, counts, description=description)
 
@@ -331,42 +330,30 @@ class Rows:
     ) -> None:
         """These stay, and some have another overlay since."""
         queue = self._queues.at(queue_id)
-        first = self._brought
         if queue.mode is Mode.BODIES:
             for number in numbers:
                 overlay = changed.get((queue_id, number))
-                self._message(_NO_PROPERTIES, *(None,) * 7, overlay)
-        self._run(
-            time_ms,
-            _NAMES[op],
-            queue,
-            reason,
-            numbers,
-            counts,
-            first_message=first if queue.mode is Mode.BODIES else None,
-        )
+                self._columns.append(NO_PROPERTIES, None, None, None, None, None, None, None, overlay)
+        self._run(time_ms, _NAMES[op], queue, reason, numbers, counts)
 
     def _taken_over(self, time_ms: int, hint: Sequence[Any]) -> None:
         _, queue_id, number = hint
         origin = self._queues.at(queue_id)
         if origin.mode is Mode.OFF:
             return
-        self._message_of.append(self._brought)
-        self._message(_NO_PROPERTIES, None, None, None, None, number, None, None, None)
-        self._run_of.append(len(self._runs))
+        self._columns.append(NO_PROPERTIES, None, None, None, None, number, None, None, None)
         # It is the other queue's row, so that who may not read of that does not get it.
         self._runs.append((_us(time_ms) or 0, _NAMES[Op.TAKEN_OVER], None, None, *origin[:3], *origin[:3]))
-        self._numbers.append(None)
-        self._counts.append(None)
+        self._run_of.append(len(self._runs) - 1)
+        self._columns.end_rows([None], None)
 
     def _staged(self, time_ms: int, hint: Sequence[Any], records: Mapping[bytes, bytes]) -> None:
         _, queue_id, message_id = hint
         queue, record = self._queues.at(queue_id), records.get(message_id.to_bytes(8, "big"))
         if queue.mode is not Mode.BODIES or record is None:
             return
-        first = self._brought
-        self._message(_NO_PROPERTIES, None, None, None, len(record), -message_id, None, record, None)
-        self._run(time_ms, _NAMES[Op.STAGED], queue, None, [None], None, first_message=first)
+        self._columns.append(NO_PROPERTIES, None, None, None, len(record), -message_id, None, record, None)
+        self._run(time_ms, _NAMES[Op.STAGED], queue, None, [None], None)
 
     def _state(self, time_ms: int, key: bytes, value: bytes | None, why: Mapping[int, str]) -> None:
         """`why`: by queue. Raises ValueError for a malformed key."""
@@ -379,22 +366,21 @@ class Rows:
             return
         properties = Properties(session_id=session_id.decode())
         size, state = (None, None) if value is None else (len(value) - STATE_AT, value[STATE_AT:])
-        first = self._brought
         record = state if queue.mode is Mode.BODIES else None
-        self._message(properties, None, None, None, size, None, None, record, None)
+        self._columns.append(properties, None, None, None, size, None, None, record, None)
         op = Op.STATE_CLEARED if value is None else Op.STATE_SET
-        self._run(time_ms, _NAMES[op], queue, why.get(queue_id), [None], None, first_message=first)
+        self._run(time_ms, _NAMES[op], queue, why.get(queue_id), [None], None)
 
     def _moved(
         self,
         time_ms: int,
         hint: Sequence[Any],
-        leaving: Mapping[int, dict[int, None]],
+        leaving: "_Leaving",
         entries: Mapping[bytes, bytes],
     ) -> None:
         """`entries` are those that have entered a queue, by key."""
         _, op, queue_id, numbers, counts, to_queue_id, first, reason = hint
-        there = leaving.get(queue_id, {})
+        there = leaving.get(queue_id, ())
         if op == Op.PUBLISHED and not any(number in there for number in numbers):
             return  # the copies of a further subscription; the first has told that it left
         if op != Op.DEAD_LETTERED:
@@ -419,16 +405,15 @@ class Rows:
         queue = self._queues.at(queue_id)
         if queue.mode is Mode.OFF:
             return
-        first = self._brought
         for place, each in enumerate(ids):
             number = copies[place] if isinstance(copies, list | tuple) else copies
             text = self._text(each) if isinstance(each, bytes) else each
-            properties = (text, *_NO_PROPERTIES[1:])
+            properties = (text, *NO_PROPERTIES[1:])
             number_there = None if there is None else there[place]
-            self._message(properties, None, None, None, None, number_there, number, None, None)
+            self._columns.append(properties, None, None, None, None, number_there, number, None, None)
         if ids:
             origin = None if origin_id is None else self._queues.at(origin_id)
-            self._run(time_ms, _NAMES[op], queue, None, [None] * len(ids), None, origin=origin, first_message=first)
+            self._run(time_ms, _NAMES[op], queue, None, [None] * len(ids), None, origin=origin)
 
     def _run(
         self,
@@ -441,21 +426,30 @@ class Rows:
         *,
         description: str | None = None,
         origin: Queue | None = None,
-        first_message: int | None = None,
     ) -> None:
-        """Rows that differ in their numbers alone, and in their messages if they bring some."""
+        """Rows that differ in their numbers alone, and in their messages if these were just appended."""
         if queue.mode is Mode.OFF:
             return
-        rows = len(numbers)
-        self._run_of += [len(self._runs)] * rows
+        self._begin_run(time_ms, op, queue, reason, len(numbers), description, origin)
+        self._columns.end_rows(numbers, counts)
+
+    def _begin_run(
+        self,
+        time_ms: int,
+        op: str,
+        queue: Queue,
+        reason: str | None,
+        rows: int,
+        description: str | None = None,
+        origin: Queue | None = None,
+    ) -> None:
+        """What the rows have in common."""
         time_us = _us(time_ms)
         if time_us is None:
             raise ValueError(f"the time {time_ms} ms is beyond the calendar")
+        self._run_of.extend(array("i", (len(self._runs),)) * rows)
         came_from = _NOWHERE if origin is None else origin[:3]
         self._runs.append((time_us, op, reason, description, *queue[:3], *came_from))
-        self._numbers += numbers
-        self._counts += [None] * rows if counts is None else counts
-        self._message_of += [None] * rows if first_message is None else range(first_message, first_message + rows)
 
     # -- the batch
 
@@ -464,27 +458,14 @@ class Rows:
         rows = len(self._run_of)
         if not rows:
             return pa.RecordBatch.from_pylist([], SCHEMA)
-        runs = pa.array(self._run_of, pa.int32())
+        runs = pa.Array.from_buffers(pa.int32(), rows, [None, pa.py_buffer(self._run_of)])
         found = {
-            name: _taken(values, SCHEMA.field(name).type, runs)
+            name: taken(values, SCHEMA.field(name).type, runs)
             for name, values in zip(_RUN_COLUMNS, zip(*self._runs, strict=True), strict=True)
         }
-        if self._brought:
-            places = pa.array(self._message_of, pa.int32())
-            properties, *others = self._messages
-            of_messages = chain(zip(*properties, strict=True), others)
-            found |= {
-                name: _taken(values, SCHEMA.field(name).type, places)
-                for name, values in zip(_MESSAGE_COLUMNS, of_messages, strict=True)
-            }
-        else:
-            found |= {name: pa.nulls(rows, SCHEMA.field(name).type) for name in _MESSAGE_COLUMNS}
-        found |= {
-            "partition": pa.repeat(pa.scalar(self._partition, pa.int32()), rows),
-            "journalOffset": pa.array(range(first_offset, first_offset + rows), pa.int64()),
-            "sequenceNumber": pa.array(self._numbers, pa.int64()),
-            "deliveryCount": pa.array(self._counts, pa.int32()),
-        }
+        found |= self._columns.arrays()
+        found["partition"] = pa.repeat(pa.scalar(self._partition, pa.int32()), rows)
+        found["journalOffset"] = pa.array(range(first_offset, first_offset + rows), pa.int64())
         return pa.RecordBatch.from_arrays([found[name] for name in SCHEMA.names], schema=SCHEMA)
 
 
@@ -493,10 +474,24 @@ _RUN_COLUMNS: Final = (
     "eventTime", "op", "reason", "description",
     "entity", "entityId", "subQueue", "originEntity", "originEntityId", "originSubQueue",
 )  # fmt: skip
-_MESSAGE_COLUMNS: Final = (
-    "messageId", "sessionId", "partitionKey", "correlationId", "subject", "contentType",
-    "enqueuedTime", "scheduledTime", "expiresAt", "bodySize", "originSequenceNumber", "copies", "record", "overlay",
-)  # fmt: skip
+_OF_RECORDS: Final = frozenset(map(int, (Hint.MOVED, Hint.ENTERED, Hint.STAGED)))
+
+_Leaving = dict[int, list[int]]  # by queue, the numbers in the order in which they left, until hints have said why
+
+
+class _Changes(NamedTuple):
+    """What hints may say something about."""
+
+    leaving: _Leaving
+    entered: Sequence[tuple[bytes, bytes]] = ()
+    put: Sequence[tuple[bytes, bytes]] = ()
+    records: Mapping[bytes, bytes] = {}  # by key, of messages that were stored
+    states: Sequence[tuple[bytes, bytes | None]] = ()  # of sessions
+
+
+def _unpacked(operations: Iterable[tuple[int, int, Any]], payload: bytes | memoryview) -> list[tuple[int, int, Any]]:
+    """The operations with their items in place of the places of these."""
+    return [(kind, table, unpack_items(payload, place)) for kind, table, place in operations]
 
 
 def _origins_of(hints: Sequence[Any]) -> dict[int, dict[int, _Origin]]:
@@ -527,14 +522,6 @@ def _overlays_of(put: Iterable[tuple[bytes, bytes]]) -> dict[tuple[int, int], by
         for key, value in put
         if len(value) > ENTRY_BYTES
     }
-
-
-def _taken(values: Sequence[Any], kind: pa.DataType, places: pa.Array) -> pa.Array:
-    """The values at these places; null where a place is null."""
-    array = pa.array(values, kind)
-    if array.null_count == len(array):
-        return pa.nulls(len(places), kind)
-    return array if len(values) == len(places) and not places.null_count else array.take(places)
 
 
 def _us(time_ms: int) -> int | None:

@@ -14,14 +14,17 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgpack
+
 from protocol.codec import Described, Symbol, UByte, ULong, encode
-from storage.records import NEVER, encode_message
+from protocol.message.intake import take_apart
+from storage.records import NEVER, Place, encode_entry, encode_message, message_key, queue_key
 from tests.fuzz.mutations import session
 
 HERE = Path(__file__).parent / "native"
 SOURCES = Path(__file__).parents[2] / "protocol" / "native"
-TARGETS = ("intake", "frames", "records", "memory")
-PURE = ("intake.c", "frames.c", "records.c", "memory.c")  # those without Python
+TARGETS = ("intake", "frames", "records", "memory", "turns")
+PURE = ("intake.c", "frames.c", "records.c", "memory.c", "packed.c", "turns.c")  # those without Python
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 FLAGS = ("-std=gnu11", "-g", "-O1", f"-I{SOURCES}", "-Wno-pointer-arith")
 
@@ -52,6 +55,18 @@ def seeds(target: str) -> list[bytes]:
         made = [encode_message(1000, NEVER, bytes(16), message) for message in messages]
         runs = [b"".join(len(record).to_bytes(4, "big") + record for record in made)]
         return [len(record).to_bytes(4, "big") + record for record in made] + runs
+    if target == "turns":
+        records = [encode_message(1000, NEVER, layout, stored) for layout, stored, _, _ in map(take_apart, messages)]
+        keys = [queue_key(1, Place.AVAILABLE, number) for number, _ in enumerate(records, 1)]
+        entries = [(key, encode_entry(number)) for number, key in enumerate(keys, 1)]
+        stored = [(message_key(number), record) for number, record in enumerate(records, 1)]
+        values = [
+            keys,
+            {"a": [None, True, 1.5, -7, "text" * 9, b"x" * 300]},
+            (entries, stored),
+            (1 << 63, 1 << 40, 70_000, 300),
+        ]
+        return [msgpack.packb(value) for value in (*values, (entries[:2], stored[1:]))]
     if target == "frames":
         frames = session("orders")[1:]
         form = frames[5][4:12] + b"\xa0\x10" + frames[5][-9:]

@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +10,6 @@ from turns_of_messages import ACTIVE, DEAD, NAMED, ORDERS, deleted, done, entry,
 
 from broker.journal.properties import DECODING, properties_of, text
 from protocol.codec import Symbol, encode
-from storage.journal import rows as journal_rows
 from storage.journal.events import ENTERING, LEAVING, Hint, Op, name_of
 from storage.journal.queues import Mode, Modes, Queues
 from storage.journal.rows import Rows
@@ -414,37 +412,3 @@ def test_the_page_of_rows_has_all_ops_and_columns():
 
     assert sorted(first_cells(ops)[1:]) == sorted(name_of(op) for op in Op)
     assert sorted(first_cells(columns)) == sorted(SCHEMA.names)
-
-
-TIMES = st.integers(-(1 << 63), NEVER)
-ENTERING_MESSAGES = st.lists(
-    st.tuples(
-        st.sampled_from([ACTIVE, ACTIVE, ACTIVE, COPY]),
-        st.sampled_from([Place.AVAILABLE, Place.AVAILABLE, Place.AVAILABLE, Place.SCHEDULED, Place.DEFERRED]),
-        st.integers(0, 2**31 - 1),
-        st.sampled_from([None, None, None, {Field.ENQUEUED_MS: 5}, {Field.SESSION: "s"}]),
-        st.sampled_from([True, True, True, False]),  # its record is in the frame
-        st.tuples(TIMES, TIMES),
-        st.none() | st.text(max_size=3) | st.binary(max_size=3),
-        st.none() | st.text(max_size=3),
-    ),
-    min_size=1,
-    max_size=8,
-)
-
-
-@given(ENTERING_MESSAGES, st.sampled_from(Mode), st.booleans())
-def test_messages_that_are_alike_have_the_rows_that_each_alone_has(messages, mode, are_alike):
-    if are_alike:
-        messages = [(ACTIVE, Place.AVAILABLE, count, None, True, *rest) for _, _, count, _, _, *rest in messages]
-    records, entries = [], []
-    for number, (queue_id, place, count, overlay, is_there, times, message_id, subject) in enumerate(messages, 1):
-        if is_there:
-            made = record(b"body", message_id, None, None, subject, enqueued_ms=times[0], expires_ms=times[1])
-            records.append((number, made))
-        entries.append(entry(queue_id, number, number, place, count, overlay))
-    frame = (1_000, [stored(*records), inserted(*entries)], [NAMED])
-    with patch.object(journal_rows, "_ALIKE", 1):
-        together = rows_of(frame, mode=mode)
-    with patch.object(journal_rows, "_ALIKE", 1 << 30):
-        assert together == rows_of(frame, mode=mode)

@@ -9,6 +9,7 @@ from typing import Any
 
 from broker.partition.state.locks import Held, ref_of
 from broker.partition.state.window import Ref
+from protocol.extension import extension
 from storage.journal.events import Hint, Op
 from storage.records import Place
 from storage.store import Store
@@ -16,6 +17,14 @@ from storage.store import Store
 # Here, because to look up a member of an enum takes as long as a call.
 _NAMED, _DONE, _MOVED, _ENTERED, _BARE, _TAKEN_OVER, _STAGED, _STATES = map(int, Hint)
 _DELIVERED = int(Op.DELIVERED)
+
+
+def _split(refs: list[Ref]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sequence numbers and delivery counts."""
+    if extension is not None:
+        found: tuple[tuple[int, ...], tuple[int, ...]] = extension.split(refs)
+        return found
+    return tuple([number for number, _, _, _ in refs]), tuple([count for _, _, count, _ in refs])
 
 
 class Journal:
@@ -41,16 +50,13 @@ class Journal:
         self._named.discard(entity_id)
 
     def delivered(self, queue_id: int, refs: Iterable[Ref], now_ms: int) -> None:
-        if self.is_on and (found := [(number, count) for number, _, count, _ in refs]):
-            numbers, counts = zip(*found, strict=True)
-            self._hint(_DONE, _DELIVERED, queue_id, numbers, counts, None, now_ms)
+        if self.is_on and (found := [*refs]):
+            self._hint(_DONE, _DELIVERED, queue_id, *_split(found), None, now_ms)
 
     def done(self, op: Op, queue_id: int, messages: Sequence[Held], reason: str | None = None) -> None:
         """These leave their queue by `op`, or `op` happened to them."""
         if self.is_on and messages:
-            refs = [*map(ref_of, messages)]
-            numbers = [number for number, _, _, _ in refs]
-            self._hint(_DONE, int(op), queue_id, numbers, [count for _, _, count, _ in refs], reason, None)
+            self._hint(_DONE, int(op), queue_id, *_split([*map(ref_of, messages)]), reason, None)
 
     def gone(self, op: Op, queue_id: int, numbers: Sequence[int], reason: str | None = None) -> None:
         """As `done`, for messages of which only the numbers are known."""
@@ -67,9 +73,7 @@ class Journal:
     ) -> None:
         """These leave their queue by `op`, and enter another under the numbers from `first` on."""
         if self.is_on and refs:
-            numbers = [number for number, _, _, _ in refs]
-            counts = [count for _, _, count, _ in refs]
-            self._hint(_MOVED, int(op), queue_id, numbers, counts, to_queue_id, first, reason)
+            self._hint(_MOVED, int(op), queue_id, *_split([*refs]), to_queue_id, first, reason)
 
     def entered(
         self,

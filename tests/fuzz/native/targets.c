@@ -7,6 +7,7 @@
 #include "intake.h"
 #include "memory.h"
 #include "records.h"
+#include "turns.h"
 
 static void require(bool holds) {
     if (!holds) abort();
@@ -128,9 +129,44 @@ static void memory(const uint8_t *data, size_t size) {
     buffer_free(&buffer);
 }
 
+// Any value, and the items of two arrays as entries and records.
+static void turns(const uint8_t *data, size_t size) {
+    struct packed packed = {data, data + size};
+    size_t count = 0, bytes;
+    uint64_t number;
+    const uint8_t *found_bytes, *texts[TEXTS];
+    if (packed_skip(&packed)) require(packed.at > data && packed.at <= packed.end);
+    packed.at = data;
+    if (packed_number(&packed, &number)) require(packed.at > data && packed.at <= packed.end);
+    packed.at = data;
+    if (packed_bytes(&packed, &found_bytes, &bytes)) require(found_bytes >= data && found_bytes + bytes == packed.at);
+    packed.at = data;
+    if (!packed_array(&packed, &count) || count != 2) return;
+    struct place places[2];
+    for (int index = 0; index < 2; index++) {
+        places[index].start = (uint64_t)(packed.at - data);
+        if (!packed_skip(&packed)) return;
+        places[index].end = (uint64_t)(packed.at - data);
+    }
+    struct items entries = {.payload = data, .size = size, .places = places, .count = 1};
+    struct items records = {.payload = data, .size = size, .places = places + 1, .count = 1};
+    struct buffer found = {0};
+    if (entered_find(&entries, &records, &found)) {
+        for (size_t at = 0; at < found.size; at += sizeof(struct entered)) {
+            struct entered one;
+            memcpy(&one, found.bytes + at, sizeof one);
+            require(one.record > data && one.record + one.record_bytes <= data + size);
+            if (!record_texts(one.record, one.record_bytes, texts)) continue;
+            for (int text = 0; text < TEXTS; text++)
+                require(!texts[text] || texts[text] + 1 + *texts[text] <= one.record + one.record_bytes);
+        }
+    }
+    buffer_free(&found);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    static void (*const targets[])(const uint8_t *, size_t) = {intake, frames, records, memory};
-    static const char *const names[] = {"intake", "frames", "records", "memory"};
+    static void (*const targets[])(const uint8_t *, size_t) = {intake, frames, records, memory, turns};
+    static const char *const names[] = {"intake", "frames", "records", "memory", "turns"};
     uint8_t *copy = malloc(size ? size : 1); // so that a read behind the end is found
     memcpy(copy, data, size);
     for (size_t each = 0; each < sizeof targets / sizeof *targets; each++)

@@ -1,0 +1,136 @@
+"""The columns of the journal that differ from row to row: of messages, sequence numbers and delivery counts."""
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any, Final, NamedTuple, Protocol
+
+import pyarrow as pa
+
+from protocol.extension import extension
+from storage.journal.schema import SCHEMA
+
+MESSAGE_COLUMNS: Final = (
+    "messageId", "sessionId", "partitionKey", "correlationId", "subject", "contentType",
+    "enqueuedTime", "scheduledTime", "expiresAt", "bodySize", "originSequenceNumber", "copies", "record", "overlay",
+)  # fmt: skip
+_ALL_COLUMNS: Final = (*MESSAGE_COLUMNS, "sequenceNumber", "deliveryCount")
+
+
+class Properties(NamedTuple):
+    """What rows tell of a message's own properties."""
+
+    message_id: str | None = None
+    session_id: str | None = None
+    partition_key: str | None = None
+    correlation_id: str | None = None
+    subject: str | None = None
+    content_type: str | None = None
+
+
+NO_PROPERTIES: Final = Properties()
+
+
+class Columns(Protocol):
+    """Rows are added in order: the messages of those that bring some, then the rows."""
+
+    def __len__(self) -> int: ...
+
+    def append(
+        self,
+        properties: tuple[str | None, ...],
+        enqueued_us: int | None,
+        scheduled_us: int | None,
+        expires_us: int | None,
+        size: int | None,
+        number_there: int | None,
+        copies: int | None,
+        record: bytes | None,
+        overlay: bytes | None,
+        /,
+    ) -> None:
+        """The message of the next row. Numbers are those of the origin, as of SCHEMA; `properties` as `Properties`."""
+
+    def end_rows(self, numbers: Sequence[int | None], counts: Sequence[int | None] | None, /) -> None:
+        """Rows with these sequence numbers. Those whose messages were not appended have none."""
+
+
+class PlainColumns:
+    """In lists; columns that only rows with a message have are kept for these alone."""
+
+    def __init__(self) -> None:
+        self._messages: tuple[list[Any], ...] = tuple([] for _ in range(9))
+        self._message_of: list[int | None] = []  # each row's
+        self._waiting = 0  # messages whose rows are not there yet
+        self._numbers: list[int | None] = []
+        self._counts: list[int | None] = []
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def append(self, *fields: Any) -> None:
+        for column, value in zip(self._messages, fields, strict=True):
+            column.append(value)
+        self._waiting += 1
+
+    def end_rows(self, numbers: Sequence[int | None], counts: Sequence[int | None] | None, /) -> None:
+        rows, brought = len(numbers), len(self._messages[0])
+        self._message_of += range(brought - rows, brought) if self._waiting else [None] * rows
+        self._waiting = 0
+        self._numbers += numbers
+        self._counts += [None] * rows if counts is None else counts
+
+    def arrays(self) -> dict[str, pa.Array]:
+        """Raises ValueError, TypeError, OverflowError if a value was out of range."""
+        if not self._messages[0]:
+            found = {name: pa.nulls(len(self), SCHEMA.field(name).type) for name in MESSAGE_COLUMNS}
+        else:
+            places = pa.array(self._message_of, pa.int32())
+            properties, *others = self._messages
+            of_messages = chain(zip(*properties, strict=True), others)
+            found = {
+                name: taken(values, SCHEMA.field(name).type, places)
+                for name, values in zip(MESSAGE_COLUMNS, of_messages, strict=True)
+            }
+        found["sequenceNumber"] = pa.array(self._numbers, pa.int64())
+        found["deliveryCount"] = pa.array(self._counts, pa.int32())
+        return found
+
+
+class NativeColumns:
+    """In the extension's buffers, as Arrow has them."""
+
+    __slots__ = ("_columns", "append", "end_rows", "enter")
+
+    def __init__(self) -> None:
+        self._columns = extension.Columns()
+        self.append = self._columns.append
+        self.end_rows = self._columns.end_rows
+        self.enter = self._columns.enter
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def arrays(self) -> dict[str, pa.Array]:
+        return {name: self._array(index, SCHEMA.field(name).type) for index, name in enumerate(_ALL_COLUMNS)}
+
+    def _array(self, index: int, kind: pa.DataType) -> pa.Array:
+        found = self._columns.column(index)
+        if found is None:
+            return pa.nulls(len(self), kind)
+        nulls, *buffers = found
+        if buffers[-1] is None:
+            buffers.pop()
+        return pa.Array.from_buffers(
+            kind, len(self), [None if each is None else pa.py_buffer(each) for each in buffers], null_count=nulls
+        )
+
+
+def taken(values: Sequence[Any], kind: pa.DataType, places: pa.Array) -> pa.Array:
+    """The values at these places; null where a place is null."""
+    array = pa.array(values, kind)
+    if array.null_count == len(array):
+        return pa.nulls(len(places), kind)
+    return array if len(values) == len(places) and not places.null_count else array.take(places)
+
+
+new_columns: Final[Callable[[], PlainColumns | NativeColumns]] = PlainColumns if extension is None else NativeColumns
