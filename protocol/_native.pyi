@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from typing_extensions import Buffer
+
 # -- a partition's loops over usual messages; refs, held messages and entry items are those of `broker.partition`
 
 def store_run(
@@ -114,8 +116,11 @@ class Columns:
         a record has that is not usual. False, and no rows, if an entry has an overlay, is scheduled, or has no record.
         """
 
-    def column(self, index: int) -> tuple[int, bytes | None, bytes, bytes | None] | None:
-        """The number of nulls, and the buffers of Arrow's array; None if all values are null."""
+    def take_column(self, index: int) -> tuple[int, Buffer | None, Buffer, Buffer | None] | None:
+        """The number of nulls, and the buffers of Arrow's array, which the column has no more.
+
+        None if all values are null.
+        """
 
     def __len__(self) -> int: ...
 

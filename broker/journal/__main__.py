@@ -4,7 +4,7 @@ import sys
 
 import uvloop
 
-from broker.child import Pulse, collect_rarely, fail, read_instructions
+from broker.child import Pulse, collect_rarely, fail, keep_freed, read_instructions
 from broker.journal.process import JournalProcess
 from broker.logging import configure_logging
 from broker.settings.config import ConfigurationError
@@ -17,6 +17,7 @@ async def _serve() -> None:
 _INSTRUCTIONS = read_instructions()
 configure_logging(_INSTRUCTIONS.settings.log)
 collect_rarely()
+keep_freed()
 try:
     uvloop.run(_serve())
 except ConfigurationError as error:

@@ -25,7 +25,7 @@ struct column {
     enum width width;
     size_t rows, nulls;
     struct buffer valid;  // a bit a row
-    struct buffer values; // numbers, or the 4-byte offsets behind each row's bytes
+    struct buffer values; // numbers, or the 4-byte offsets of each row's bytes and of the end of all
     struct buffer bytes;
 };
 
@@ -53,9 +53,13 @@ static bool too_many(void) {
 static bool begin_value(struct column *column, size_t row) {
     size_t gap = row - column->rows, bytes = value_bytes(column), bitmap = row / 8 + 1;
     if (!buffer_reserve(&column->valid, bitmap - column->valid.size) ||
-        !buffer_reserve(&column->values, (gap + 1) * bytes)) {
+        !buffer_reserve(&column->values, (gap + 2) * bytes)) {
         PyErr_NoMemory();
         return false;
+    }
+    if (!column->width && !column->values.size) {
+        memset(column->values.bytes, 0, bytes);
+        column->values.size = bytes;
     }
     memset(column->valid.bytes + column->valid.size, 0, bitmap - column->valid.size);
     column->valid.size = bitmap;
@@ -202,12 +206,50 @@ static PyObject *columns_end_rows(PyObject *self, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
-static PyObject *bytes_of(const struct buffer *buffer) {
-    return PyBytes_FromStringAndSize((const char *)buffer->bytes, (Py_ssize_t)buffer->size);
+// -- the buffers of a column, which Arrow reads where they are
+
+typedef struct {
+    PyObject_HEAD
+    struct buffer bytes;
+} Bytes;
+
+PyObject *bytes_type;
+
+static void bytes_dealloc(PyObject *self) {
+    buffer_free(&((Bytes *)self)->bytes);
+    PyTypeObject *type = Py_TYPE(self);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
 }
 
-// column(index) -> nulls, validity, values, bytes | None; None if all rows are null
-static PyObject *columns_column(PyObject *self, PyObject *argument) {
+static int bytes_get(PyObject *self, Py_buffer *view, int flags) {
+    struct buffer *bytes = &((Bytes *)self)->bytes;
+    return PyBuffer_FillInfo(view, self, bytes->bytes ? (char *)bytes->bytes : "", (Py_ssize_t)bytes->size, 1, flags);
+}
+
+static PyType_Slot bytes_slots[] = {
+    {Py_tp_dealloc, bytes_dealloc},
+    {Py_bf_getbuffer, bytes_get},
+    {0, NULL},
+};
+PyType_Spec bytes_spec = {
+    .name = "protocol._native.Bytes",
+    .basicsize = sizeof(Bytes),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = bytes_slots,
+};
+
+// An object with these bytes, which the buffer has no more.
+static PyObject *take_bytes(struct buffer *buffer) {
+    PyObject *object = PyType_GenericAlloc((PyTypeObject *)bytes_type, 0);
+    if (!object) return NULL;
+    ((Bytes *)object)->bytes = *buffer;
+    *buffer = (struct buffer){0};
+    return object;
+}
+
+// take_column(index) -> nulls, validity, values, bytes | None; None if all rows are null. The column is empty then.
+static PyObject *columns_take_column(PyObject *self, PyObject *argument) {
     Columns *columns = (Columns *)self;
     size_t index = PyLong_AsSize_t(argument);
     if (PyErr_Occurred()) return NULL;
@@ -225,16 +267,12 @@ static PyObject *columns_column(PyObject *self, PyObject *argument) {
         column->valid.bytes[(column->rows - 1) / 8] &= (uint8_t) ~(1 << (column->rows - 1) % 8);
         column->nulls++;
     }
-    PyObject *valid = column->nulls ? bytes_of(&column->valid) : Py_NewRef(Py_None);
-    PyObject *values, *bytes = column->width ? Py_NewRef(Py_None) : bytes_of(&column->bytes);
-    if (column->width) {
-        values = bytes_of(&column->values);
-    } else if ((values = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(column->values.size + 4)))) {
-        char *offsets = PyBytes_AsString(values);
-        memset(offsets, 0, 4);
-        memcpy(offsets + 4, column->values.bytes, column->values.size);
-    }
-    if (valid && values && bytes) return Py_BuildValue("nNNN", (Py_ssize_t)column->nulls, valid, values, bytes);
+    size_t nulls = column->nulls;
+    PyObject *valid = nulls ? take_bytes(&column->valid) : Py_NewRef(Py_None);
+    PyObject *values = take_bytes(&column->values);
+    PyObject *bytes = column->width ? Py_NewRef(Py_None) : take_bytes(&column->bytes);
+    column->rows = column->nulls = 0;
+    if (valid && values && bytes) return Py_BuildValue("nNNN", (Py_ssize_t)nulls, valid, values, bytes);
     Py_XDECREF(valid);
     Py_XDECREF(values);
     Py_XDECREF(bytes);
@@ -479,7 +517,7 @@ static PyMethodDef columns_methods[] = {
     {"append", columns_append, METH_VARARGS, NULL},
     {"end_rows", columns_end_rows, METH_VARARGS, NULL},
     {"enter", columns_enter, METH_VARARGS, NULL},
-    {"column", columns_column, METH_O, NULL},
+    {"take_column", columns_take_column, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 

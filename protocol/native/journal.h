@@ -11,7 +11,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-extern PyType_Spec columns_spec;
+extern PyType_Spec columns_spec, bytes_spec;
+extern PyObject *bytes_type; // set when the module is made
 
 PyObject *skim(PyObject *module, PyObject *payload);
 PyObject *entries_of(PyObject *module, PyObject *arguments);

@@ -149,7 +149,8 @@ PyMODINIT_FUNC PyInit__native(void) {
     if (add_type(module, &incoming_spec, "Incoming", &incoming_type) < 0 ||
         add_type(module, &outgoing_spec, "Outgoing", &outgoing_type) < 0 ||
         add_type(module, &pump_spec, "Pump", &pump_type) < 0 ||
-        add_type(module, &columns_spec, "Columns", &columns_type) < 0) {
+        add_type(module, &columns_spec, "Columns", &columns_type) < 0 ||
+        add_type(module, &bytes_spec, "Bytes", &bytes_type) < 0) {
         Py_DECREF(module);
         return NULL;
     }

@@ -111,10 +111,11 @@ class NativeColumns:
         return len(self._columns)
 
     def arrays(self) -> dict[str, pa.Array]:
+        """To be called once: they are no more here then."""
         return {name: self._array(index, SCHEMA.field(name).type) for index, name in enumerate(_ALL_COLUMNS)}
 
     def _array(self, index: int, kind: pa.DataType) -> pa.Array:
-        found = self._columns.column(index)
+        found = self._columns.take_column(index)
         if found is None:
             return pa.nulls(len(self), kind)
         nulls, *buffers = found

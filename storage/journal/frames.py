@@ -26,6 +26,7 @@ _COMPRESSED_BYTES: Final = 32 << 10  # a smaller batch is not compressed, which 
 # 2 us for a body of 1 KiB that cannot be compressed.
 _COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 _PLAIN: Final = pa.ipc.IpcWriteOptions(use_threads=False)
+_SPARE_BYTES: Final = 64 << 10  # for the schema, and what compression adds to each buffer
 _END: Final = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream
 
 
@@ -124,11 +125,14 @@ def message(batch: pa.RecordBatch) -> bytes:
 
 
 def _stream(batch: pa.RecordBatch, schema: pa.Schema) -> pa.Buffer:
-    sink = pa.BufferOutputStream()
     options = _COMPRESSED if batch.nbytes >= _COMPRESSED_BYTES else _PLAIN
-    with pa.ipc.new_stream(sink, schema, options=options) as stream:
-        stream.write_batch(batch)
-    return sink.getvalue()
+    size = pa.ipc.get_record_batch_size(batch)
+    # In one piece: a stream that grows is copied again and again. What cannot be compressed grows by 1/255 at most.
+    buffer = pa.allocate_buffer(size + size // 128 + _SPARE_BYTES)
+    with pa.FixedSizeBufferWriter(buffer) as sink:
+        with pa.ipc.new_stream(sink, schema, options=options) as stream:
+            stream.write_batch(batch)
+        return buffer.slice(0, sink.tell())
 
 
 STREAM_END: Final = _END

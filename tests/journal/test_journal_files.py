@@ -14,7 +14,7 @@ from journaled import plain_record, plain_rows, read
 
 from storage.journal.batches import stream
 from storage.journal.files import JournalDamaged, JournalFull, OutOfRetention, PartitionJournal
-from storage.journal.frames import HEAD_BYTES, CorruptJournal, Made, decode_head
+from storage.journal.frames import HEAD_BYTES, CorruptJournal, Made, decode, decode_head, encode
 from storage.journal.schema import SCHEMA
 from tests.own_disk import own_disk_or_skip
 
@@ -369,3 +369,12 @@ def test_any_bytes_are_a_frame_or_a_typed_error(data):
         journal = PartitionJournal(Path(name))
         assert all(isinstance(each, JournalDamaged) for each in journal.damage)
         journal.close()
+
+
+@pytest.mark.parametrize("sizes", [[], [0], [1 << 20], [*range(0, 3000, 7)], [5 << 20] * 3])
+def test_rows_that_cannot_be_compressed_have_room(sizes):
+    rows = plain_rows(0, len(sizes), 1, "orders")
+    place = SCHEMA.get_field_index("record")
+    batch = rows.set_column(place, SCHEMA.field(place), pa.array([os.urandom(size) for size in sizes], pa.binary()))
+    _, payload = encode(batch, 0, 0, 0, Made(STORE, LOG, 1))
+    assert decode(payload.to_pybytes()).equals(batch)
