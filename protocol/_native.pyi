@@ -83,8 +83,10 @@ def pack_into(value: Any, buffer: Any, at: int) -> int | None:
     None if there is no room, or a kind of value is not known; then the buffer may be changed behind `at`.
     """
 
-def delete_all(fresh: dict[bytes, bytes], changed: dict[bytes, bytes | None], keys: tuple[bytes, ...]) -> None:
-    """See `storage.log.changes.YoungTable.delete`."""
+def delete_all(
+    fresh: dict[bytes, bytes], changed: dict[bytes, bytes | None], keys: tuple[bytes, ...], highest: bytes
+) -> bytes:
+    """See `storage.log.changes.YoungTable.delete`. Returns the highest changed key, or `highest` if that is higher."""
 
 # -- the journal: turns as `storage.log.frames` has them, in whose payload a place is a start and an end
 

@@ -544,19 +544,30 @@ PyObject *tokens_of(PyObject *module, PyObject *ranges) {
     return tokens;
 }
 
-// delete_all(fresh, changed, keys): those that are fresh are removed, the others are None in `changed`
+// delete_all(fresh, changed, keys, highest): those that are fresh are removed, the others are None in `changed`. Returns
+// the highest of these, and of `highest`.
 PyObject *delete_all(PyObject *module, PyObject *arguments) {
     (void)module;
-    PyObject *fresh, *changed, *keys;
-    if (!PyArg_ParseTuple(arguments, "O!O!O!", &PyDict_Type, &fresh, &PyDict_Type, &changed, &PyTuple_Type, &keys))
+    PyObject *fresh, *changed, *keys, *highest;
+    if (!PyArg_ParseTuple(arguments, "O!O!O!S", &PyDict_Type, &fresh, &PyDict_Type, &changed, &PyTuple_Type, &keys,
+                          &highest))
         return NULL;
-    Py_ssize_t count = PyTuple_Size(keys), left = PyDict_Size(fresh);
+    char *most, *bytes;
+    Py_ssize_t count = PyTuple_Size(keys), left = PyDict_Size(fresh), most_bytes, size;
+    if (PyBytes_AsStringAndSize(highest, &most, &most_bytes) < 0) return NULL;
     for (Py_ssize_t index = 0; index < count; index++) {
         PyObject *key = PyTuple_GetItem(keys, index);
         bool is_fresh = left && PyDict_GetItemWithError(fresh, key);
-        if (PyErr_Occurred()) return NULL;
+        if (PyErr_Occurred() || PyBytes_AsStringAndSize(key, &bytes, &size) < 0) return NULL;
         left -= is_fresh;
         if ((is_fresh ? PyDict_DelItem(fresh, key) : PyDict_SetItem(changed, key, Py_None)) < 0) return NULL;
+        if (is_fresh) continue;
+        int order = memcmp(bytes, most, (size_t)(size < most_bytes ? size : most_bytes));
+        if (order > 0 || (order == 0 && size > most_bytes)) {
+            highest = key;
+            most = bytes;
+            most_bytes = size;
+        }
     }
-    Py_RETURN_NONE;
+    return Py_NewRef(highest);
 }

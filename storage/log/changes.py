@@ -28,11 +28,14 @@ class Operation(IntEnum):
 class YoungTable:
     """Changes of one table over what is below: the tables on disk, or an older layer."""
 
-    __slots__ = ("_order", "_unordered", "changed", "fresh")
+    __slots__ = ("_order", "_unordered", "changed", "fresh", "highest")
 
     def __init__(self) -> None:
         self.fresh: dict[bytes, bytes] = {}  # keys that are not below
         self.changed: dict[bytes, bytes | None] = {}  # other keys; None: deleted
+        # No key of `changed` is above this. Queues are read above what they have deleted, so that most who ask whether
+        # their keys were changed need not look for each.
+        self.highest = b""
         # Keys with values, which are put in order only when somebody looks: most come and go before. A key that is gone
         # may still be in both, and one that came twice is twice in them.
         self._order: SortedList | None = None
@@ -55,15 +58,17 @@ class YoungTable:
                 if changed.get(key) is None:
                     self._unordered.append(key)
                 changed[key] = value
+                self.highest = max(self.highest, key)
 
     def delete(self, keys: Iterable[bytes]) -> None:
         fresh, changed = self.fresh, self.changed
         if extension is not None:
-            extension.delete_all(fresh, changed, tuple(keys))
+            self.highest = extension.delete_all(fresh, changed, tuple(keys), self.highest)
             return
         for key in keys:
             if fresh.pop(key, None) is None:
                 changed[key] = None
+                self.highest = max(self.highest, key)
 
     def hides(self, key: bytes) -> bool:
         """True if the key was changed or deleted here, so that what is below does not count."""
@@ -86,11 +91,19 @@ class YoungTable:
             before = key
 
     def not_hidden(self, items: list[Item]) -> list[Item]:
-        """Those of these items of what is below that were neither changed nor deleted here."""
+        """Those of these items of what is below, in order, that were neither changed nor deleted here."""
         fresh, changed = self.fresh, self.changed
         if fresh:
             items = [item for item in items if item[0] not in fresh]
-        return [item for item in items if item[0] not in changed] if changed else items
+        if not items or min(items[0][0], items[-1][0]) > self.highest:
+            return items
+        return [item for item in items if item[0] not in changed]
+
+    def has_none_of(self, keys: Sequence[bytes]) -> bool:
+        """True if all these keys are as they are below."""
+        if self.fresh and not self.fresh.keys().isdisjoint(keys):
+            return False
+        return not self.changed or min(keys) > self.highest or self.changed.keys().isdisjoint(keys)
 
     def items(self, keys: Iterable[bytes]) -> list[Item]:
         """The items of keys that have a value here."""

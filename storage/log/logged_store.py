@@ -82,9 +82,8 @@ class LoggedStore(Store):
                     return [fresh[key] for key in keys]
                 except KeyError:
                     break
-        for young in self._young[table]:
-            if not (young.fresh.keys().isdisjoint(keys) and young.changed.keys().isdisjoint(keys)):
-                return [self.get(table, key) for key in keys]
+        if keys and not all(young.has_none_of(keys) for young in self._young[table]):
+            return [self.get(table, key) for key in keys]
         return self.tables.get_many(table, keys)
 
     def scan(

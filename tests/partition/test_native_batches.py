@@ -25,6 +25,7 @@ LAYOUT = bytes(range(16))
 BODIES = st.lists(st.binary(max_size=300), min_size=1, max_size=20)
 LARGE = st.integers(0, (1 << 63) - 100)
 TIMES = st.integers(-(1 << 63), (1 << 63) - 1)
+KEYS = st.binary(max_size=1) | st.sampled_from([b"\0\0", b"a" * 9, b"\xff\xff"])
 
 
 def without_extension(monkeypatch: Any, *modules: Any) -> None:
@@ -150,19 +151,26 @@ def test_keys_are_made_alike(held):
 
 
 @given(
-    st.dictionaries(st.binary(max_size=1), st.binary(max_size=1)),
-    st.dictionaries(st.binary(max_size=1), st.none() | st.binary(max_size=1)),
-    st.lists(st.binary(max_size=1)),
+    st.dictionaries(KEYS, st.binary(max_size=1)),
+    st.dictionaries(KEYS, st.binary(max_size=1)),
+    st.lists(KEYS),
+    st.lists(KEYS, min_size=1, unique=True),
 )
-def test_young_keys_are_deleted_alike(fresh, changed, keys):
+def test_young_keys_are_deleted_alike(fresh, changed, keys, wanted):
     tables = changes.YoungTable(), changes.YoungTable()
     for table in tables:
-        table.fresh, table.changed = dict(fresh), {key: value for key, value in changed.items() if key not in fresh}
+        table.insert([*fresh.items()], [*fresh])
+        table.put([item for item in changed.items() if item[0] not in fresh])
     tables[0].delete(keys)
     with pytest.MonkeyPatch.context() as patch:
         without_extension(patch, changes)
         tables[1].delete(keys)
     assert (tables[0].fresh, tables[0].changed) == (tables[1].fresh, tables[1].changed)
+    assert tables[0].highest == tables[1].highest == max(tables[0].changed, default=b"")
+    assert tables[0].has_none_of(wanted) is not any(map(tables[0].hides, wanted))
+    for order in (sorted(wanted), sorted(wanted, reverse=True)):
+        items = [(key, b"value") for key in order]
+        assert tables[0].not_hidden(items) == [item for item in items if not tables[0].hides(item[0])]
 
 
 RANGES = st.lists(st.tuples(LARGE, st.integers(1, 300)) | LARGE, max_size=9)
