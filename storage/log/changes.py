@@ -70,6 +70,13 @@ class YoungTable:
                 changed[key] = None
                 self.highest = max(self.highest, key)
 
+    def split(self) -> tuple[list[bytes], list[Item]]:
+        """The changed keys that were deleted, and the items of the others."""
+        deleted = [key for key, value in self.changed.items() if value is None]
+        if len(deleted) == len(self.changed):  # the usual case
+            return deleted, []
+        return deleted, [(key, value) for key, value in self.changed.items() if value is not None]
+
     def hides(self, key: bytes) -> bool:
         """True if the key was changed or deleted here, so that what is below does not count."""
         return key in self.fresh or key in self.changed
@@ -151,8 +158,7 @@ class Layer:
     def pieces(self, fresh_items: int) -> Iterator[TableEffect]:
         """The net effect, with at most so many items of keys that are not in the table in one piece."""
         for table, young in zip(_TABLES, self.tables, strict=True):
-            deleted = [key for key, value in young.changed.items() if value is None]
-            changed = [(key, value) for key, value in young.changed.items() if value is not None]
+            deleted, changed = young.split()
             fresh = iter(young.fresh.items())
             while (piece := list(islice(fresh, fresh_items))) or deleted or changed:
                 yield table, deleted, changed, piece
@@ -161,6 +167,7 @@ class Layer:
     def merge(self, newer: "Layer") -> None:
         """Add the changes of a layer that was above this one."""
         for young, above in zip(self.tables, newer.tables, strict=True):
-            young.delete([key for key, value in above.changed.items() if value is None])
-            young.put([(key, value) for key, value in above.changed.items() if value is not None])
+            deleted, changed = above.split()
+            young.delete(deleted)
+            young.put(changed)
             young.insert(list(above.fresh.items()), list(above.fresh))
