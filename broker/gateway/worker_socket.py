@@ -15,12 +15,13 @@ from broker.wire import Command, Followed, Join, Message, SendRun, TakesRuns
 
 REFUSED_SECONDS = 2.0  # between two looks at a worker that cannot be used
 KEPT_BUFFER_BYTES = 1 << 20  # a packer whose buffer has grown larger is not used again
+INPUT_BYTES = 1 << 20  # of the buffer for what comes; a larger frame gets one of its own
 
 _ARRAY_32 = 0xDD  # msgpack's: four bytes of count follow
 _frame_head = struct.Struct(">IBI").pack  # length of the rest, and the begin of the array
 
 
-class SocketConnection(WorkerConnection, asyncio.Protocol):
+class SocketConnection(WorkerConnection, asyncio.BufferedProtocol):
     """A frame has the commands of a turn, or is large."""
 
     reconnect_seconds = RECONNECT_SECONDS
@@ -29,9 +30,9 @@ class SocketConnection(WorkerConnection, asyncio.Protocol):
         super().__init__(path, router)
         self._packer = msgpack.Packer(autoreset=False)
         self._packed: list[Command | Join | Followed | TakesRuns] = []  # the commands that the packer holds
-        self._chunks: list[bytes] = []
-        self._chunk_bytes = 0
-        self._wanted = 4  # bytes that the frame being read has
+        # What has come and was not taken is input[begin:end].
+        self._input = memoryview(bytearray(INPUT_BYTES))
+        self._input_begin = self._input_end = 0
         self._descriptor = -1  # of the socket; -1 if only the transport can write to it
 
     async def keep_connected(self) -> None:
@@ -56,7 +57,7 @@ class SocketConnection(WorkerConnection, asyncio.Protocol):
     def _end(self) -> None:
         self._transport.abort()
 
-    # -- asyncio.Protocol
+    # -- asyncio.BufferedProtocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its base class
@@ -75,45 +76,40 @@ class SocketConnection(WorkerConnection, asyncio.Protocol):
         self.catch_up()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._chunks.clear()
-        self._chunk_bytes = 0
+        self._keep_input(INPUT_BYTES, memoryview(b""))
         self._descriptor = -1
         self._packer = msgpack.Packer(autoreset=False)
         self._packed = []
         self.lost()
 
-    def data_received(self, data: bytes) -> None:
-        if not self._chunks and len(data) - 4 == int.from_bytes(data[:4], "big"):
-            self.take(wire.unpack(memoryview(data)[4:]))  # the usual case: one frame, whole
-        else:
-            self._take_frames(data)
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._input[self._input_end :]
 
-    def _take_frames(self, data: bytes) -> None:
-        """Take those that are whole now, and keep the rest."""
-        if self._chunks:
-            self._chunks.append(data)
-            self._chunk_bytes += len(data)
-            if self._chunk_bytes < self._wanted:
-                self.take(())  # it is a sign of life
-                return
-            data = b"".join(self._chunks)
-            self._chunks.clear()
-        view = memoryview(data)
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take the frames that are whole now. What is taken of them is a copy."""
+        self._input_end += nbytes
+        view, at, end = self._input, self._input_begin, self._input_end
         messages: list[Message] = []
-        at = 0
-        end = len(data)
+        size = 0
         while end - at >= 4:
-            stop = at + 4 + int.from_bytes(view[at : at + 4], "big")
-            if stop > end:
+            size = 4 + int.from_bytes(view[at : at + 4], "big")
+            if size > end - at:
                 break
-            messages += wire.unpack(view[at + 4 : stop])
-            at = stop
-        if at < end:
-            rest = data[at:]
-            self._chunks.append(rest)
-            self._chunk_bytes = len(rest)
-            self._wanted = 4 + int.from_bytes(rest[:4], "big") if len(rest) >= 4 else 4
-        self.take(messages)
+            messages += wire.unpack(view[at + 4 : at + size])
+            at += size
+            size = 0
+        self._input_begin = at
+        if at == end and len(view) == INPUT_BYTES:
+            self._input_begin = self._input_end = 0
+        elif at == end or at + size > len(view) or end == len(view):
+            self._keep_input(max(INPUT_BYTES, size), view[at:end])
+        self.take(messages)  # also without messages, it is a sign of life
+
+    def _keep_input(self, size: int, rest: memoryview) -> None:
+        """Go on with a buffer of this size."""
+        buffer = self._input if size == len(self._input) else memoryview(bytearray(size))
+        buffer[: len(rest)] = rest
+        self._input, self._input_begin, self._input_end = buffer, 0, len(rest)
 
     # -- commands
 

@@ -40,7 +40,7 @@ QUEUE_ID = 7 << 3  # of `orders`
 class Transport(asyncio.Transport):
     """What is written to it is kept. Its end is told to the protocol soon, as asyncio does."""
 
-    def __init__(self, protocol: asyncio.Protocol) -> None:
+    def __init__(self, protocol: asyncio.Protocol | asyncio.BufferedProtocol) -> None:
         super().__init__()
         self.protocol = protocol
         self.written = bytearray()
@@ -52,8 +52,15 @@ class Transport(asyncio.Transport):
 
     def feed(self, data: bytes) -> None:
         """The peer sends; as with asyncio, what the protocol raises ends the connection (here: the test)."""
-        if not self.ended:
-            self.protocol.data_received(data)
+        while data and not self.ended:
+            if isinstance(self.protocol, asyncio.Protocol):
+                self.protocol.data_received(data)
+                return
+            with memoryview(self.protocol.get_buffer(-1)) as buffer:
+                taken = min(len(buffer), len(data))
+                buffer[:taken] = data[:taken]
+            self.protocol.buffer_updated(taken)
+            data = data[taken:]
 
     def write(self, data: Any) -> None:
         self.written += data
