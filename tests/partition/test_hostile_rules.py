@@ -101,7 +101,7 @@ VALUES = st.one_of(
     st.sampled_from([2**63, 2**64 - 1]).map(ULong),
     st.sampled_from([0, 2**63 - 1, -(2**63), -62_135_596_800_000]).map(Timestamp),
     st.binary(min_size=16, max_size=16).map(Decimal128),
-    st.characters().map(Char),
+    st.characters(exclude_categories=["Cs"]).map(Char),  # nobody can encode a surrogate
     st.builds(Described, st.just(TIMESPAN), st.sampled_from([ULong(2**64 - 1), Long(0), Long(-1), Long(2**63 - 1)])),
 )
 OPERANDS = st.sampled_from(["a", "b", "c", "sys.TimeToLive", "sys.Label", "'%'", "-1", "9223372036854775807", "@v"])
