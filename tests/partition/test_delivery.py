@@ -314,7 +314,7 @@ def test_new_messages_are_held_in_memory_only_for_the_turn(queue):
     bodies = queue.partition._core.bodies
     assert len(bodies._fresh) == 2
     queue.pump()
-    assert (bodies._fresh, bodies._fresh_bytes) == ({}, 0)
+    assert (bodies._fresh, bodies.fresh_bytes) == ({}, 0)
 
 
 def test_a_backlog_is_not_held_in_memory():

@@ -27,7 +27,7 @@ STAGED = 0
 class Bodies:
     """Records are never changed, so a record that was just written can be handed out without reading it.
 
-    `fresh` are records that were written in this turn to queues with waiting receivers.
+    `fresh` are records that were written in this turn to queues with waiting receivers; `fresh_bytes` are theirs.
 
     A record may be staged: stored before any entry refers to it, so that the commit with the entries need not write it.
     META lists staged records. Records that are staged when the partition starts belong to no transaction any more.
@@ -39,7 +39,7 @@ class Bodies:
         # After a restart the id of a deleted message may be used again, because no entry refers to it any more.
         self.next_id: int = unpack_message_key(last)[0] + 1 if last else 1
         self._fresh: dict[int, bytes] = {}
-        self._fresh_bytes = 0
+        self.fresh_bytes = 0
         self.staged: set[int] = set()  # message ids
         listed = store.scan(Table.META, STAGED_PREFIX, STAGED_PREFIX + b"\xff" * 9, 1 << 32)
         self._dropped: deque[int] = deque(int.from_bytes(key.removeprefix(STAGED_PREFIX), "big") for key, _ in listed)
@@ -53,10 +53,10 @@ class Bodies:
         first = self.next_id
         self.next_id = end = first + len(items)
         self._store.append(_MESSAGES, items)
-        if keep and self._fresh_bytes < FRESH_BYTES_MAX:
+        if keep and self.fresh_bytes < FRESH_BYTES_MAX:
             records = [record for _, record in items]
             self._fresh.update(zip(range(first, end), records, strict=True))
-            self._fresh_bytes += sum(map(len, records))
+            self.fresh_bytes += sum(map(len, records))
 
     def stage(self, record: bytes) -> int:
         """Store a record before its entries; returns the message id."""
@@ -91,7 +91,7 @@ class Bodies:
     def turn_ended(self) -> None:
         if self._fresh:
             self._fresh.clear()
-            self._fresh_bytes = 0
+            self.fresh_bytes = 0
 
     def read(self, ids: list[int]) -> list[bytes | None]:
         """The verified records; None in place of a missing or corrupt one."""
