@@ -161,14 +161,13 @@ class Rows:
             if runs is None:
                 return None
             for queue_id, numbers in runs:
-                leaving[queue_id] = [*leaving[queue_id], *numbers] if queue_id in leaving else numbers
+                leaving.setdefault(queue_id, []).extend(numbers)
         if not entries:
             return _Changes(leaving)
         runs = extension.entries_of(payload, entries)
-        if runs is None or any(
-            queue_id in leaving and lowest <= max(leaving[queue_id]) for queue_id, _, lowest in runs
-        ):
-            return None
+        highest_left = {queue_id: max(numbers) for queue_id, numbers in leaving.items()}
+        if runs is None or any(lowest <= highest_left.get(queue_id, -1) for queue_id, _, lowest in runs):
+            return None  # a message may have come and gone
         queues = [self._queues.at(queue_id) for queue_id, _, _ in runs]
         shown = [
             (count, queue.mode is not Mode.OFF, queue.mode is Mode.BODIES)
