@@ -19,9 +19,10 @@ class PartitionSettings:
     window: int = 4096  # entries of one queue's head in memory; as many returned ones on top
     session_window: int = 128  # entries of one locked session's head in memory; as many returned ones on top
     pump_bytes_per_receiver: int = 4 * MIB  # handed to one receiver in one turn
-    # Handed out in one turn in all, besides what has come in it. With more, large messages fall out of the processor's
-    # cache between their steps, and a gateway waits longer for the next ones.
-    pump_bytes: int = MIB
+    pump_bytes: int = 16 * MIB  # handed out in one turn in all
+    # Of these, what was stored before the turn. With more, large messages fall out of the processor's cache between
+    # their steps, and a gateway waits longer for the next ones.
+    pump_stored_bytes: int = MIB
     forward_count: int = 1000  # forwarded by one queue at once
     forward_batch_bytes: int = MIB  # forwarded by one queue at once
     forward_bytes: int = 16 * MIB  # under way from this partition to others in all

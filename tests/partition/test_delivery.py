@@ -307,6 +307,27 @@ def test_settled_messages_leave_nothing_behind_in_memory():
     assert core.bodies._fresh == {}
 
 
+def test_a_turn_hands_out_what_came_in_it_besides_some_of_what_was_stored():
+    """What was stored before is bounded by itself, and all together as ever."""
+    queue = Driver(settings=PartitionSettings(pump_stored_bytes=10_000, pump_bytes=30_000))
+    queue.send(*[message(bytes(2000)) for _ in range(20)])
+    queue.open()
+    queue.grant(100)
+    assert 1 < handed_out(queue) <= 5  # of 2,500 bytes each
+    queue.partition.send(MAIN, [message(bytes(2000)) for _ in range(2)], queue.now_ms)
+    assert 5 < handed_out(queue) <= 12  # 10,000 bytes, and four times what came
+    queue.partition.send(MAIN, [message(bytes(2000)) for _ in range(20)], queue.now_ms)
+    assert handed_out(queue) <= 13  # 30,000 bytes, and the message that reaches them
+    assert sum(len(received) for received in queue.pump().values()) > 0
+
+
+def handed_out(queue: Driver) -> int:
+    """Messages of one turn."""
+    pumped = queue.partition.pump(queue.now_ms)
+    queue.partition.end_turn()
+    return sum(len(deliveries(items)) for _, _, items in pumped.deliveries)
+
+
 def test_new_messages_are_held_in_memory_only_for_the_turn(queue):
     queue.open()
     queue.grant(1)

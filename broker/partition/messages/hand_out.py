@@ -38,7 +38,7 @@ RECEIVED_AND_DELETED = "receiveAndDelete"  # in the journal
 
 FETCH_MAX = 1024  # entries read ahead at once
 READ_MAX = 128  # messages read at once
-FRESH_TIMES = 4  # so many times what came in a turn may be handed out in it
+FRESH_TIMES = 4  # so many times what came in a turn may be handed out in it, besides `pump_stored_bytes`
 WEIGHT_BYTES = 512  # counted for a delivery besides its record, so that small messages count for their work
 
 # Here, because to look up a member of an enum takes as long as a call.
@@ -82,7 +82,8 @@ def pump(core: Core, now_ms: int) -> tuple[Deliveries, Drained, list[Hashable]]:
     drained: Drained = []
     available: list[Hashable] = []
     # Receivers that keep up get what has just come, before it must be read from the tables.
-    budget_bytes = core.settings.pump_bytes + FRESH_TIMES * core.bodies.fresh_bytes
+    ready_bytes = core.settings.pump_stored_bytes + FRESH_TIMES * core.bodies.fresh_bytes
+    budget_bytes = min(core.settings.pump_bytes, ready_bytes)
     later = []  # queues that were cut short; they come after those that got nothing
     core.begin_part()
     for queue in awake.values():
