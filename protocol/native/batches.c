@@ -8,7 +8,6 @@
 #define XXH_INLINE_ALL
 #include "xxhash/xxhash.h"
 
-enum { PLACE_AVAILABLE = 0, MESSAGE_KEY_BYTES = 8, QUEUE_KEY_BYTES = 13, DUE_KEY_BYTES = 21, ENTRY_BYTES = 16 };
 enum { OVERLAY_BYTES = 2 + 2 + 255 }; // of a map with one number and a short text, at most
 enum { TOKEN_BYTES = 16, RANGE_BYTES = TOKEN_BYTES + 4, ITEMS = 5 }; // of an entry in `broker.wire`
 #define NEVER INT64_C(0x7FFFFFFFFFFFFFFF) // `never` is the same as an object
@@ -279,7 +278,7 @@ PyObject *take_usual(PyObject *module, PyObject *arguments) {
         Py_ssize_t size;
         if (PyBytes_AsStringAndSize(record, &bytes, &size) < 0) goto failed;
         if (size < RECORD_HEADER_BYTES) goto unusual;
-        int64_t due_ms = expire ? (int64_t)read_u64((uint8_t *)bytes + 16) : NEVER;
+        int64_t due_ms = expire ? (int64_t)read_u64((uint8_t *)bytes + EXPIRES_AT) : NEVER;
         if (due_ms <= now_ms) goto unusual;
         used += size + weight;
         PyObject *due = due_ms == NEVER ? Py_NewRef(never) : PyLong_FromLongLong(due_ms);

@@ -1,10 +1,9 @@
 #include "frames.h"
 
 #include "bytes.h"
+#include "constructors.h"
 
 enum { FRAME_HEAD_BYTES = 8, PERFORMATIVE_AT = 11, TRANSFER = 0x14, DISPOSITION = 0x15 };
-enum { NULL_VALUE = 0x40, TRUE_VALUE = 0x41, FALSE_VALUE = 0x42, UINT_0 = 0x43, UBYTE = 0x50, SMALL_UINT = 0x52 };
-enum { UINT = 0x70, BINARY_8 = 0xA0, LIST_8 = 0xC0 };
 enum { SHORT_DISPOSITION_BYTES = 40, MAX_TAG_BYTES = 32 };
 
 // True if the frame is an AMQP frame without an extended header, with the performative of this code in a small ulong.

@@ -10,8 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ENQUEUED_AT = 8, EXPIRES_AT = 16 }; // in a record
-
 #define NEVER INT64_MAX
 #define FIRST_MS (-INT64_C(62135596800000)) // the calendar, as `storage.journal.rows` has it
 #define LAST_MS INT64_C(253402300799999)

@@ -4,8 +4,6 @@
 
 enum { DURABLE = 1, HAS_PRIORITY = 2 };
 
-enum { ENQUEUED_AT = 8, EXPIRES_AT = 16 };
-
 #define NEVER UINT64_C(0x7FFFFFFFFFFFFFFF)
 #define MAX_EXPIRY_MS UINT64_C(253402243199000) // as `protocol.message.rendering` has it
 

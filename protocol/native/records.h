@@ -11,7 +11,12 @@
 
 #include "bytes.h"
 
-enum { RECORD_SIZE_BYTES = 4, LAYOUT_AT = 24, RECORD_HEADER_BYTES = 40 };
+enum { RECORD_SIZE_BYTES = 4, ENQUEUED_AT = 8, EXPIRES_AT = 16, LAYOUT_AT = 24, RECORD_HEADER_BYTES = 40 };
+
+// Keys of MESSAGES, QUEUE and DUE, and entries of QUEUE without an overlay: checksum, message id, delivery count.
+enum { MESSAGE_KEY_BYTES = 8, QUEUE_KEY_BYTES = 13, DUE_KEY_BYTES = 21 };
+enum { ENTRY_BYTES = 16, ENTRY_MESSAGE_AT = 4, ENTRY_COUNT_AT = 12 };
+enum { PLACE_AVAILABLE = 0, PLACE_SCHEDULED = 2 };
 
 // The size of the record behind `*at`, which is moved to the record itself; 0 if the run ends before the record does.
 static inline size_t run_next(const uint8_t *run, size_t size, size_t *at) {

@@ -1,13 +1,9 @@
 #include "turns.h"
 
 #include "bytes.h"
+#include "constructors.h"
 #include "intake.h"
 #include "records.h"
-
-// Keys and values as `storage.records` has them.
-enum { QUEUE_KEY_BYTES = 13, ENTRY_BYTES = 16, ENTRY_MESSAGE_AT = 4, ENTRY_COUNT_AT = 12, MESSAGE_KEY_BYTES = 8 };
-enum { SCHEDULED = 2 };
-enum { NULL_VALUE = 0x40, STRING_8 = 0xA1, SYMBOL_8 = 0xA3 };
 
 #define PARTITION_KEY "\xA3\x13x-opt-partition-key"
 
@@ -41,7 +37,7 @@ bool entered_find(struct items *entries, struct items *records, struct buffer *f
     while (items_next(entries)) {
         struct packed *packed = &entries->packed;
         if (!packed_array(packed, &fields) || fields != 2 || !queue_key_read(packed, &key)) return false;
-        if (!packed_bytes(packed, &value, &size) || size != ENTRY_BYTES || key.place == SCHEDULED) return false;
+        if (!packed_bytes(packed, &value, &size) || size != ENTRY_BYTES || key.place == PLACE_SCHEDULED) return false;
         struct entered one = {.number = key.number, .count = read_u32(value + ENTRY_COUNT_AT)};
         if (one.number > INT64_MAX || one.count > INT32_MAX) return false;
         do {
