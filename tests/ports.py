@@ -12,7 +12,7 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from functools import cache
-from itertools import cycle
+from itertools import cycle, islice
 from pathlib import Path
 
 # Below those that systems give to outgoing connections: a port that is free stays so until its broker listens.
@@ -21,9 +21,9 @@ BLOCK = 256
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that are free at this moment, all different."""
+    """Ports that are free at this moment, all different. Raises RuntimeError if the block has not so many."""
     ports: list[int] = []
-    for port in _ports():
+    for port in islice(_ports(), BLOCK):
         with socket.socket() as attempt:
             try:
                 attempt.bind(("127.0.0.1", port))
@@ -31,8 +31,8 @@ def free_ports(count: int) -> list[int]:
                 continue
         ports.append(port)
         if len(ports) == count:
-            break
-    return ports
+            return ports
+    raise RuntimeError(f"{count} ports are wanted, and {len(ports)} of a block of {BLOCK} are free")
 
 
 @cache

@@ -280,9 +280,9 @@ class Follower:
         batch = _Batch(self, log_id)
         try:
             for frame in frames:
-                time_ms, changes, events, is_skimmed = skim_turn(frame.payload)
+                time_ms, changes, events, payload = skim_turn(frame.payload)
                 self._last_ms = time_ms
-                batch.add(frame.lsn, time_ms, changes, events, frame.payload if is_skimmed else None)
+                batch.add(frame.lsn, time_ms, changes, events, payload)
             made = batch.made()
         except (CorruptFrame, ValueError, TypeError, LookupError, OverflowError, AttributeError) as error:
             if strict:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -30,37 +30,16 @@ class Properties(NamedTuple):
 NO_PROPERTIES: Final = Properties()
 
 
-class Columns(Protocol):
-    """Rows are added in order: the messages of those that bring some, then the rows."""
-
-    def __len__(self) -> int: ...
-
-    def append(
-        self,
-        properties: tuple[str | None, ...],
-        enqueued_us: int | None,
-        scheduled_us: int | None,
-        expires_us: int | None,
-        size: int | None,
-        number_there: int | None,
-        copies: int | None,
-        record: bytes | None,
-        overlay: bytes | None,
-        /,
-    ) -> None:
-        """The message of the next row. Numbers are those of the origin, as of SCHEMA; `properties` as `Properties`."""
-
-    def end_rows(self, numbers: Sequence[int | None], counts: Sequence[int | None] | None, /) -> None:
-        """Rows with these sequence numbers. Those whose messages were not appended have none."""
-
-
 class PlainColumns:
-    """In lists; columns that only rows with a message have are kept for these alone."""
+    """In lists; columns that only rows with a message have are kept for these alone.
+
+    Rows are added in order: first the messages of those that bring some, then the rows.
+    """
 
     def __init__(self) -> None:
         self._messages: tuple[list[Any], ...] = tuple([] for _ in range(9))
         self._message_of: list[int | None] = []  # each row's
-        self._waiting = 0  # messages whose rows are not there yet
+        self._has_messages = False  # of rows that are not there yet
         self._numbers: list[int | None] = []
         self._counts: list[int | None] = []
 
@@ -68,14 +47,19 @@ class PlainColumns:
         return len(self._numbers)
 
     def append(self, *fields: Any) -> None:
+        """The message of the next row: a tuple as `Properties`, and the other columns of messages in their order.
+
+        Times are in microseconds since 1970. A value that does not fit is an error here, or in `arrays`.
+        """
         for column, value in zip(self._messages, fields, strict=True):
             column.append(value)
-        self._waiting += 1
+        self._has_messages = True
 
     def end_rows(self, numbers: Sequence[int | None], counts: Sequence[int | None] | None, /) -> None:
+        """Rows with these sequence numbers and delivery counts: the messages of all were appended, or of none."""
         rows, brought = len(numbers), len(self._messages[0])
-        self._message_of += range(brought - rows, brought) if self._waiting else [None] * rows
-        self._waiting = 0
+        self._message_of += range(brought - rows, brought) if self._has_messages else [None] * rows
+        self._has_messages = False
         self._numbers += numbers
         self._counts += [None] * rows if counts is None else counts
 
@@ -97,7 +81,7 @@ class PlainColumns:
 
 
 class NativeColumns:
-    """In the extension's buffers, as Arrow has them."""
+    """As `PlainColumns`, in the extension's buffers, as Arrow has them. `enter` is that of `protocol/_native.pyi`."""
 
     __slots__ = ("_columns", "append", "end_rows", "enter")
 

@@ -211,16 +211,16 @@ def decode_turn(payload: bytes | memoryview) -> tuple[int, list[Any], list[Any]]
 Place = tuple[int, int]  # the start and the end of a value in a payload
 
 
-def skim_turn(payload: bytes | memoryview) -> tuple[int, list[tuple[int, Any]], list[Any], bool]:
-    """As `decode_turn`, and True if items of operations are only places in the payload, for `unpack_items`.
+def skim_turn(payload: bytes | memoryview) -> tuple[int, list[Any], list[Any], bytes | memoryview | None]:
+    """As `decode_turn`; with the payload, if items of operations are only places in it, for `unpack_items`.
 
     Who wants few of the items is faster so. Raises CorruptFrame.
     """
     skimmed = None if extension is None else extension.skim(payload)
     if skimmed is None:
-        return *decode_turn(payload), False
+        return *decode_turn(payload), None
     time_ms, changes, hints = skimmed
-    return time_ms, changes, unpack_items(payload, hints), True
+    return time_ms, changes, unpack_items(payload, hints), payload
 
 
 def unpack_items(payload: bytes | memoryview, place: Place) -> Any:

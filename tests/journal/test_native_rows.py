@@ -102,15 +102,14 @@ def turns(draw: Any) -> tuple[int, Any, Any]:
 
 
 def rows_of(payloads: list[bytes], mode: Mode, columns: Any, read: Any) -> Any:
-    """The rows of these turns, hints without a reason; or the kind of the error."""
-    rows = None
+    """The rows of these turns, and how many hints were unfounded; or the kind of the error."""
     with patch.object(journal_rows, "new_columns", columns):
         rows = Rows(3, Queues(Modes(mode, {"dead*": Mode.OFF}), {ORDERS: "orders", 9: "copy"}), DECODING)
     try:
         for payload in payloads:
-            time_ms, changes, events, is_skimmed = read(payload)
+            time_ms, changes, events, places_in = read(payload)
             for _, _, hints in events:
-                rows.add(time_ms, dict(changes).get(3, ()), hints, payload if is_skimmed else None)
+                rows.add(time_ms, dict(changes).get(3, ()), hints, places_in)
         batch = rows.batch(100)
     except EXPECTED as error:
         return type(error)
@@ -120,7 +119,7 @@ def rows_of(payloads: list[bytes], mode: Mode, columns: Any, read: Any) -> Any:
 
 
 def plainly(payload: bytes) -> Any:
-    return *decode_turn(payload), False
+    return *decode_turn(payload), None
 
 
 @given(turns(), turns(), st.sampled_from(Mode))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from broker import runs
 from broker.namespace.entities import QueueDescription
 from broker.partition.messages import moves
-from broker.partition.state import bodies, locks
+from broker.partition.state import bodies, journal, locks
 from broker.partition.state.locks import Holder, Locks
 from broker.partition.state.queue import Queue
 from broker.partition.state.terms import Terms
@@ -154,13 +154,17 @@ def test_keys_are_made_alike(held):
     st.dictionaries(KEYS, st.binary(max_size=1)),
     st.dictionaries(KEYS, st.binary(max_size=1)),
     st.lists(KEYS),
+    st.lists(KEYS),
     st.lists(KEYS, min_size=1, unique=True),
 )
-def test_young_keys_are_deleted_alike(fresh, changed, keys, wanted):
+def test_young_keys_are_deleted_alike(fresh, changed, gone, keys, wanted):
     tables = changes.YoungTable(), changes.YoungTable()
     for table in tables:
         table.insert([*fresh.items()], [*fresh])
         table.put([item for item in changed.items() if item[0] not in fresh])
+        with pytest.MonkeyPatch.context() as patch:
+            without_extension(patch, changes)
+            table.delete(gone)
     tables[0].delete(keys)
     with pytest.MonkeyPatch.context() as patch:
         without_extension(patch, changes)
@@ -171,6 +175,20 @@ def test_young_keys_are_deleted_alike(fresh, changed, keys, wanted):
     for order in (sorted(wanted), sorted(wanted, reverse=True)):
         items = [(key, b"value") for key in order]
         assert tables[0].not_hidden(items) == [item for item in items if not tables[0].hides(item[0])]
+
+
+@given(st.lists(st.tuples(LARGE, LARGE, st.integers(0, (1 << 32) - 1), st.none() | st.just({1: 2}))))
+def test_numbers_and_counts_are_split_alike(refs):
+    native = journal._split(refs)
+    with pytest.MonkeyPatch.context() as patch:
+        without_extension(patch, journal)
+        assert native == journal._split(refs) == (tuple(ref[0] for ref in refs), tuple(ref[2] for ref in refs))
+
+
+@pytest.mark.parametrize("refs", [[()], [(1, 2)], [(1, 2, 3), None]])
+def test_what_is_no_ref_is_an_error_and_no_crash(refs):
+    with pytest.raises((IndexError, SystemError)):
+        extension.split(refs)
 
 
 RANGES = st.lists(st.tuples(LARGE, st.integers(1, 300)) | LARGE, max_size=9)
