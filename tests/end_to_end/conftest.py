@@ -39,7 +39,7 @@ name = "witness"
 name = "orders"
 
 [[queues]]
-name = "backlog"
+name = "unread"
 
 [[queues]]
 name = "invoices"
