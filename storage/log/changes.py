@@ -7,7 +7,7 @@ later ones are replayed as well.
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from sortedcontainers import SortedList
@@ -28,11 +28,14 @@ class Operation(IntEnum):
 class YoungTable:
     """Changes of one table over what is below: the tables on disk, or an older layer."""
 
-    __slots__ = ("_order", "_unordered", "changed", "fresh", "highest")
+    __slots__ = ("_changed", "_deleted", "_order", "_unordered", "fresh", "highest")
 
     def __init__(self) -> None:
         self.fresh: dict[bytes, bytes] = {}  # keys that are not below
-        self.changed: dict[bytes, bytes | None] = {}  # other keys; None: deleted
+        self._changed: dict[bytes, bytes | None] = {}  # see `changed`
+        # Keys that were deleted later than what is in `_changed`. They come into it when somebody looks: where messages
+        # are only received, nobody does before the checkpoint.
+        self._deleted: list[Sequence[bytes]] = []
         # No key of `changed` is above this. Queues are read above what they have deleted, so that most who ask whether
         # their keys were changed need not look for each.
         self.highest = b""
@@ -42,7 +45,19 @@ class YoungTable:
         self._unordered: list[bytes] = []
 
     def __bool__(self) -> bool:
-        return bool(self.fresh or self.changed)
+        return bool(self.fresh or self._changed or self._deleted)
+
+    @property
+    def changed(self) -> dict[bytes, bytes | None]:
+        """Other keys than the fresh ones; None: deleted."""
+        if self._deleted:
+            self._changed.update(dict.fromkeys(chain.from_iterable(self._deleted)))
+            self._deleted.clear()
+        return self._changed
+
+    def count(self) -> int:
+        """The number of these keys, or a little more."""
+        return len(self.fresh) + len(self._changed) + sum(map(len, self._deleted))
 
     def insert(self, items: Sequence[Item], keys: Sequence[bytes]) -> None:
         """`keys` are those of the items."""
@@ -60,8 +75,14 @@ class YoungTable:
                 changed[key] = value
                 self.highest = max(self.highest, key)
 
-    def delete(self, keys: Iterable[bytes]) -> None:
-        fresh, changed = self.fresh, self.changed
+    def delete(self, keys: Sequence[bytes]) -> None:
+        """`keys` must not change later."""
+        fresh = self.fresh
+        if not fresh and keys:
+            self._deleted.append(keys)
+            self.highest = max(self.highest, max(keys))
+            return
+        changed = self.changed
         if extension is not None:
             self.highest = extension.delete_all(fresh, changed, tuple(keys), self.highest)
             return
@@ -71,7 +92,9 @@ class YoungTable:
                 self.highest = max(self.highest, key)
 
     def split(self) -> tuple[list[bytes], list[Item]]:
-        """The changed keys that were deleted, and the items of the others."""
+        """The changed keys that were deleted, of which some may be there twice, and the items of the others."""
+        if not self._changed:
+            return list(chain.from_iterable(self._deleted)), []
         deleted = [key for key, value in self.changed.items() if value is None]
         if len(deleted) == len(self.changed):  # the usual case
             return deleted, []
@@ -83,6 +106,8 @@ class YoungTable:
 
     def keys(self, start: bytes, end: bytes, reverse: bool) -> Iterator[bytes]:
         """The keys that have a value here, with start <= key < end in order, or from the end backwards."""
+        if not self._unordered and not self._order:
+            return
         fresh, changed = self.fresh, self.changed
         if self._order is None:
             self._order = SortedList()
@@ -99,27 +124,28 @@ class YoungTable:
 
     def not_hidden(self, items: list[Item]) -> list[Item]:
         """Those of these items of what is below, in order, that were neither changed nor deleted here."""
-        fresh, changed = self.fresh, self.changed
+        fresh = self.fresh
         if fresh:
             items = [item for item in items if item[0] not in fresh]
         if not items or min(items[0][0], items[-1][0]) > self.highest:
             return items
+        changed = self.changed
         return [item for item in items if item[0] not in changed]
 
     def has_none_of(self, keys: Sequence[bytes]) -> bool:
         """True if all these keys are as they are below."""
         if self.fresh and not self.fresh.keys().isdisjoint(keys):
             return False
-        return not self.changed or min(keys) > self.highest or self.changed.keys().isdisjoint(keys)
+        return min(keys) > self.highest or self.changed.keys().isdisjoint(keys)
 
     def items(self, keys: Iterable[bytes]) -> list[Item]:
         """The items of keys that have a value here."""
-        fresh, changed = self.fresh, self.changed
-        return [(key, value) for key in keys if (value := fresh.get(key, changed.get(key))) is not None]
+        return [(key, value) for key in keys if (value := self.value(key)) is not None]
 
     def value(self, key: bytes) -> bytes | None:
         """The value of a changed key; None if it was deleted."""
-        return self.fresh.get(key, self.changed.get(key))
+        value = self.fresh.get(key)
+        return self.changed.get(key) if value is None else value
 
 
 # A table's number, deleted keys, items of keys that may be in it, items of keys that are not.

@@ -229,7 +229,7 @@ class LoggedStore(Store):
 
     def changed_keys(self) -> int:
         """The keys that were changed since the last checkpoint began."""
-        return sum(len(young.fresh) + len(young.changed) for young in self._active.tables)
+        return sum(young.count() for young in self._active.tables)
 
     @property
     def frozen_layer(self) -> Layer:
