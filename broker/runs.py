@@ -20,6 +20,7 @@ _size = struct.Struct(">I")
 _count = struct.Struct(">I").unpack_from
 _token = struct.Struct(">8sQ")
 SIZE_BYTES = _size.size
+RANGE_BYTES = TOKEN_BYTES + 4  # of a token with a number of consecutive ones behind it
 _LAYOUT_AT = MESSAGE_HEADER_BYTES - LAYOUT_BYTES
 
 
@@ -132,7 +133,7 @@ def tokens_of(ranges: Sequence[bytes]) -> list[bytes]:
         return list(extension.tokens_of(ranges))
     tokens: list[bytes] = []
     for each in ranges:
-        if len(each) == TOKEN_BYTES:
+        if len(each) != RANGE_BYTES:
             tokens.append(each)
         else:
             prefix, counter = _token.unpack_from(each)
@@ -143,7 +144,7 @@ def tokens_of(ranges: Sequence[bytes]) -> list[bytes]:
 
 def count_of(ranges: Sequence[bytes]) -> int:
     """The number of these tokens: see `tokens_of`."""
-    return sum(1 if len(each) == TOKEN_BYTES else _count(each, TOKEN_BYTES)[0] for each in ranges)
+    return sum(_count(each, TOKEN_BYTES)[0] if len(each) == RANGE_BYTES else 1 for each in ranges)
 
 
 def cut(command: Command | ForWorker) -> tuple[Command | ForWorker, Command | None]:
@@ -154,9 +155,30 @@ def cut(command: Command | ForWorker) -> tuple[Command | ForWorker, Command | No
         at = offset_of(command.run, ITEMS_AT_ONCE)
         first = command._replace(messages=ITEMS_AT_ONCE, run=command.run[:at])
         return first, command._replace(messages=command.messages - ITEMS_AT_ONCE, run=command.run[at:])
-    if isinstance(command, Settle) and len(command.tokens) <= ITEMS_AT_ONCE < sum(command.channels[1::2]):
-        command = without_runs(command)
+    if isinstance(command, Settle) and len(command.tokens) < sum(command.channels[1::2]) > ITEMS_AT_ONCE:
+        ranges, other_ranges = _cut_ranges(command.tokens, ITEMS_AT_ONCE)
+        channels, other_channels = wire.cut_channels(command.channels)
+        rest = command._replace(tokens=other_ranges, channels=other_channels)
+        return command._replace(tokens=ranges, channels=channels), rest
     return wire.cut(command)
+
+
+def _cut_ranges(ranges: Sequence[bytes], count: int) -> tuple[Sequence[bytes], Sequence[bytes]]:
+    """Ranges of the first `count` tokens, and of the rest, which is not empty."""
+    for at, each in enumerate(ranges):
+        here = count_of((each,))
+        if here >= count:
+            first, rest = [*ranges[:at], range_of(each[:TOKEN_BYTES], count)], ranges[at + 1 :]
+            if here > count:
+                rest = [range_of(token_ahead(each[:TOKEN_BYTES], count), here - count), *rest]
+            return first, rest
+        count -= here
+    return ranges, ()
+
+
+def range_of(token: bytes, count: int) -> bytes:
+    """So many consecutive tokens from this one on."""
+    return token + count.to_bytes(RANGE_BYTES - TOKEN_BYTES, "big")
 
 
 def offset_of(run: bytes, count: int) -> int:

@@ -704,7 +704,7 @@ def cut(command: Command | ForWorker) -> tuple[Command | ForWorker, Command | No
     elif isinstance(command, Settle):
         if len(command.tokens) > ITEMS_AT_ONCE:
             first, rest = command.tokens[:ITEMS_AT_ONCE], command.tokens[ITEMS_AT_ONCE:]
-            channels, others = _cut_channels(command.channels)
+            channels, others = cut_channels(command.channels)
             return command._replace(tokens=first, channels=channels), command._replace(tokens=rest, channels=others)
     elif isinstance(command, Restore) and len(command.entries) > ITEMS_AT_ONCE * ENTRY:
         end = ITEMS_AT_ONCE * ENTRY
@@ -712,7 +712,7 @@ def cut(command: Command | ForWorker) -> tuple[Command | ForWorker, Command | No
     return command, None
 
 
-def _cut_channels(channels: Sequence[int]) -> tuple[list[int], list[int]]:
+def cut_channels(channels: Sequence[int]) -> tuple[list[int], list[int]]:
     """Channels, each followed by the count of its tokens: those of the first ITEMS_AT_ONCE tokens, and of the rest."""
     first: list[int] = []
     rest: list[int] = []

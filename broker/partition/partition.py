@@ -29,6 +29,7 @@ from broker.partition.state.receivers import Receiver
 from broker.partition.state.terms import Terms
 from broker.partition.state.timers import Due
 from broker.partition.topics import publishing, rule_requests
+from broker.runs import count_of
 from broker.wire import Operation, Outcome
 from storage.queue_ids import entity_of, queue_id_of
 from storage.records import Place
@@ -230,19 +231,19 @@ class Partition:
             queue.window.reset(queue.locks.numbers())
 
     def settle(
-        self, queue_id: int, tokens: Sequence[bytes], outcome: int, properties: dict[str, Any] | None, now_ms: int
+        self, queue_id: int, ranges: Sequence[bytes], outcome: int, properties: dict[str, Any] | None, now_ms: int
     ) -> list[BrokerError | None]:
         """One result per token; None if its outcome was applied. `properties` are merged into the message's.
 
-        A token is valid whichever receiver got the message. Errors: LockLost, NotAllowed, MessageTooLarge,
-        EntityNotFound.
+        `ranges` are tokens, or some at once: see `broker.runs.tokens_of`. A token is valid whichever receiver got the
+        message. Errors: LockLost, NotAllowed, MessageTooLarge, EntityNotFound.
         """
         self._begin(queue_id, now_ms)
         try:
             queue = self._core.access(queue_id, now_ms)
         except BrokerError as error:
-            return [error] * len(tokens)
-        return settlement.settle(self._core, queue, tokens, _OUTCOMES[outcome], properties, now_ms)
+            return [error] * count_of(ranges)
+        return settlement.settle(self._core, queue, ranges, _OUTCOMES[outcome], properties, now_ms)
 
     def as_told(
         self, queue_id: int, receiver: Hashable, results: list[BrokerError | None], now_ms: int

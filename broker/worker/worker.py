@@ -647,13 +647,12 @@ class Worker:
     def _settle(self, peer: Caller, message: Settle) -> None:
         partition = self._partition(message)
         _, _, queue, outcome, channels, tokens, properties = message
-        if peer.takes_runs:
-            tokens = runs.tokens_of(tokens)
-        self._messages_in_turn += len(tokens)
+        count = sum(channels[1::2])
+        self._messages_in_turn += count
         try:
             results = partition.settle(queue, tokens, outcome, properties, self._now_ms)
         except Exception as error:
-            results = [self._refusal(partition, error)] * len(tokens)
+            results = [self._refusal(partition, error)] * count
         if 0 not in channels and not any(results):
             peer.answers.append(wire.settled(channels))
             return

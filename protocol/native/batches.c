@@ -333,6 +333,68 @@ PyObject *lock(PyObject *module, PyObject *arguments) {
     return items;
 }
 
+// run_of_taken(taken, prefix, first counter, never) -> entry items, refs, bytes of records
+// None if one of the messages expires.
+PyObject *run_of_taken(PyObject *module, PyObject *arguments) {
+    (void)module;
+    PyObject *taken, *never;
+    const char *prefix;
+    Py_ssize_t prefix_bytes;
+    unsigned long long counter;
+    if (!PyArg_ParseTuple(arguments, "O!y#KO", &PyList_Type, &taken, &prefix, &prefix_bytes, &counter, &never)) return NULL;
+    if (prefix_bytes != TOKEN_BYTES - 8) {
+        PyErr_SetString(PyExc_ValueError, "a prefix of another length");
+        return NULL;
+    }
+    Py_ssize_t count = PyList_Size(taken);
+    for (Py_ssize_t index = 0; index < count; index++) {
+        PyObject *due_ms = PyTuple_GetItem(PyList_GetItem(taken, index), 2);
+        int expires = !due_ms ? -1 : due_ms == never ? 0 : PyObject_RichCompareBool(due_ms, never, Py_NE);
+        if (expires < 0) return NULL;
+        if (expires) Py_RETURN_NONE;
+    }
+    PyObject *items = PyList_New(count * ITEMS), *refs = PyList_New(count), *sizes = PyList_New(count);
+    for (Py_ssize_t index = 0; items && refs && sizes && index < count; index++) {
+        PyObject *one = PyList_GetItem(taken, index), *ref = PyTuple_GetItem(one, 0), *record = PyTuple_GetItem(one, 1);
+        uint8_t bytes[TOKEN_BYTES];
+        write_u64(write_bytes(bytes, prefix, TOKEN_BYTES - 8), counter++);
+        PyObject *token = bytes_of(bytes, sizeof bytes), *size = PyLong_FromSsize_t(PyBytes_Size(record));
+        PyObject *entry[ITEMS] = {token, Py_XNewRef(PyTuple_GetItem(ref, 0)), Py_XNewRef(PyTuple_GetItem(ref, 2)),
+                                  Py_NewRef(record), Py_XNewRef(PyTuple_GetItem(ref, 3))};
+        for (Py_ssize_t item = 0; item < ITEMS; item++) PyList_SetItem(items, index * ITEMS + item, entry[item]);
+        PyList_SetItem(refs, index, Py_NewRef(ref));
+        PyList_SetItem(sizes, index, size);
+        if (!token || !size || PyErr_Occurred()) Py_CLEAR(items);
+    }
+    if (items && refs && sizes) return Py_BuildValue("NNN", items, refs, sizes);
+    Py_XDECREF(items);
+    Py_XDECREF(refs);
+    Py_XDECREF(sizes);
+    return NULL;
+}
+
+// held_of(refs, sizes, never, place, until_ms, holder) -> [held, ...]
+PyObject *held_of(PyObject *module, PyObject *arguments) {
+    (void)module;
+    PyObject *refs, *sizes, *never, *place, *until_ms, *holder;
+    if (!PyArg_ParseTuple(arguments, "O!O!OOOO", &PyList_Type, &refs, &PyList_Type, &sizes, &never, &place, &until_ms,
+                          &holder))
+        return NULL;
+    Py_ssize_t count = PyList_Size(refs);
+    if (PyList_Size(sizes) != count) {
+        PyErr_SetString(PyExc_ValueError, "as many sizes as refs");
+        return NULL;
+    }
+    PyObject *held = PyList_New(count);
+    for (Py_ssize_t index = 0; held && index < count; index++) {
+        PyObject *ref = PyList_GetItem(refs, index), *size = PyList_GetItem(sizes, index);
+        PyObject *one = PyTuple_Pack(6, ref, size, never, place, until_ms, holder);
+        if (one) PyList_SetItem(held, index, one);
+        else Py_CLEAR(held);
+    }
+    return held;
+}
+
 // unlock(held, tokens, now_ms, never, deferred, expiring) -> [held | None, ...]: as `Locks.remove_all` of the partition
 PyObject *unlock(PyObject *module, PyObject *arguments) {
     (void)module;

@@ -14,6 +14,8 @@ PyObject *refs_of(PyObject *module, PyObject *items);
 PyObject *split(PyObject *module, PyObject *refs);
 PyObject *are_whole(PyObject *module, PyObject *records);
 PyObject *take_usual(PyObject *module, PyObject *arguments);
+PyObject *run_of_taken(PyObject *module, PyObject *arguments);
+PyObject *held_of(PyObject *module, PyObject *arguments);
 PyObject *lock(PyObject *module, PyObject *arguments);
 PyObject *unlock(PyObject *module, PyObject *arguments);
 PyObject *keys_of(PyObject *module, PyObject *arguments);

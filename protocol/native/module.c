@@ -122,6 +122,8 @@ static PyMethodDef methods[] = {
     {"split", split, METH_O, NULL},
     {"are_whole", are_whole, METH_O, NULL},
     {"take_usual", take_usual, METH_VARARGS, NULL},
+    {"run_of_taken", run_of_taken, METH_VARARGS, NULL},
+    {"held_of", held_of, METH_VARARGS, NULL},
     {"lock", lock, METH_VARARGS, NULL},
     {"unlock", unlock, METH_VARARGS, NULL},
     {"keys_of", keys_of, METH_VARARGS, NULL},

@@ -8,8 +8,9 @@ from broker.namespace.entities import Description, QueueDescription
 from broker.partition.partition import Partition
 from broker.partition.requests import Underway
 from broker.partition.settings import PartitionSettings
-from broker.runs import run_of
+from broker.runs import count_of, range_of, run_of, token_ahead
 from broker.wire import ENTRY, Extra, Outcome
+from protocol.lock_tokens import TOKEN_BYTES
 from storage.records import (
     LAYOUT_BYTES,
     MESSAGE_HEADER_BYTES,
@@ -83,6 +84,19 @@ def request(partition: Partition, now_ms: int, queue: int, name: str, *args: Any
         partition.commit()
         return result.result
     return result
+
+
+def ranges_of(tokens: Sequence[bytes]) -> list[bytes]:
+    """As gateways settle them: consecutive tokens are a range."""
+    ranges: list[bytes] = []
+    for token in tokens:
+        if ranges:
+            first, count = ranges[-1][:TOKEN_BYTES], count_of(ranges[-1:])
+            if token_ahead(first, count) == token:
+                ranges[-1] = range_of(first, count + 1)
+                continue
+        ranges.append(token)
+    return ranges
 
 
 def run(messages: list[Any]) -> bytes:
@@ -182,8 +196,8 @@ class Driver:
     def settle(
         self, outcome: Outcome, *received: Delivery, properties: dict[str, Any] | None = None, queue: int = MAIN
     ) -> list[BrokerError | None]:
-        tokens = [delivery.token for delivery in received]
-        results = self.partition.settle(queue, tokens, outcome, properties, self.now_ms)
+        ranges = ranges_of([delivery.token for delivery in received])
+        results = self.partition.settle(queue, ranges, outcome, properties, self.now_ms)
         self.partition.commit()
         return results
 

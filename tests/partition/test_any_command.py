@@ -27,6 +27,7 @@ from broker.namespace.entities import Description, QueueDescription, Subscriptio
 from broker.partition.partition import Partition
 from broker.partition.requests import Underway
 from broker.partition.settings import PartitionSettings
+from broker.runs import count_of
 from broker.wire import Extra, Outcome, SendOperation, SettleOperation, pack_operations, unpack_operations
 from protocol import session_filter
 from protocol.addresses import Part
@@ -433,9 +434,11 @@ def manage(world: World, data: st.DataObject, operation: str = "") -> None:
 def settle(world: World, data: st.DataObject) -> None:
     queue_id = data.draw(st.sampled_from([PLAIN, SESSIONS, *QUEUE_IDS]))
     tokens = data.draw(st.lists(st.sampled_from(world.tokens), max_size=4))
+    counts = st.sampled_from([b"", b"", b"\0\0\0\0", b"\0\0\0\1", b"\0\0\0\2", b"\0\0\1\0"])
+    ranges = [token + data.draw(counts) for token in tokens]
     kind, properties = outcome(data)
-    results = world.partition.settle(queue_id, tokens, kind, properties, world.now_ms)
-    assert len(world.partition.as_told(queue_id, queue_id, results, world.now_ms)) == len(tokens)
+    results = world.partition.settle(queue_id, ranges, kind, properties, world.now_ms)
+    assert len(world.partition.as_told(queue_id, queue_id, results, world.now_ms)) == count_of(ranges)
 
 
 def receive(world: World, data: st.DataObject) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from accounts import assert_counted_rightly
-from driver import DEAD, FEW_IDS, LOCK_MS, MAIN, Driver, deliveries, message
+from driver import DEAD, FEW_IDS, LOCK_MS, MAIN, Driver, deliveries, message, ranges_of
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from turns import CountingStore
@@ -562,7 +562,7 @@ class PartitionModel(RuleBasedStateMachine):
                 if refused:
                     continue
             else:
-                results = self.driver.partition.settle(queue, tokens, outcome, properties, self.now_ms)
+                results = self.driver.partition.settle(queue, ranges_of(tokens), outcome, properties, self.now_ms)
                 assert [type(result) if result else None for result in results] == errors
             for m, error in zip(found, errors, strict=True):
                 if error is None:

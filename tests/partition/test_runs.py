@@ -1,5 +1,6 @@
 """A run, as gateways send usual messages, is stored as its messages are when they come one by one."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 from uuid import UUID
@@ -9,7 +10,9 @@ from driver import MAIN, Driver, deliveries, run
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker import runs, wire
 from broker.errors import NotAllowed
+from broker.wire import ITEMS_AT_ONCE, Outcome
 from protocol.codec import Described, ULong, encode
 from protocol.message.intake import take_apart
 from storage.store import Table
@@ -29,6 +32,35 @@ KINDS = ({}, TTL, DETECTS, SESSION, TTL | DETECTS, TTL | SESSION, DETECTS | SESS
 def encoded(message_id: Any, session_id: str | None, subject: str) -> bytes:
     fields = [message_id, None, None, subject, None, ULong(7), None, None, None, None, session_id]
     return encode(Described(ULong(0x73), fields)) + encode(Described(ULong(0x75), b"body"))
+
+
+RANGES = st.lists(st.tuples(st.integers(0, 5000), st.sampled_from([0, 1, 2, 255, 256, 257, 700])), max_size=6)
+
+
+@given(RANGES, st.lists(st.integers(0, 600), max_size=4))
+def test_settlements_are_cut_between_tokens(ranges, counts):
+    tokens = [bytes(8) + first.to_bytes(8, "big") + count.to_bytes(4, "big") for first, count in ranges]
+    tokens += [bytes(8) + first.to_bytes(8, "big") for first, _ in ranges]
+    left = runs.count_of(tokens)
+    channels: list[int] = []
+    for channel, count in enumerate([*counts, left]):
+        channels += (channel, min(count, left))
+        left -= min(count, left)
+    rest: Any = wire.settle(3, 1, Outcome.ACCEPTED, channels, tokens, None)
+    parts = []
+    while rest is not None:
+        first, rest = runs.cut(rest)
+        count = runs.count_of(first.tokens)
+        assert count == sum(first.channels[1::2])
+        assert count == ITEMS_AT_ONCE or (count < ITEMS_AT_ONCE and rest is None)
+        parts.append(first)
+    assert [token for part in parts for token in runs.tokens_of(part.tokens)] == runs.tokens_of(tokens)
+    assert [channel for part in parts for channel in each_of(part.channels)] == each_of(channels)
+
+
+def each_of(channels: Sequence[int]) -> list[int]:
+    """The channel of each token."""
+    return [channel for at in range(0, len(channels), 2) for channel in [channels[at]] * channels[at + 1]]
 
 
 @pytest.mark.parametrize("properties", KINDS, ids=lambda each: "+".join(each) or "plain")

@@ -416,7 +416,11 @@ def new_token(core: Core) -> bytes:
 def _lock(core: Core, queue: Queue, receiver: Receiver, taken: Taken, until_ms: int, now_ms: int) -> list[Any]:
     """Lock the messages for the receiver; returns the entry items."""
     first = core.take_tokens(len(taken))
-    if extension is None:
+    run = _run_of(taken, core.token_prefix, first)
+    if run is not None:
+        items, refs, sizes = run
+        queue.locks.add_run(core.token_prefix + _token_number(first), refs, sizes, until_ms, receiver)
+    elif extension is None:
         items = _locked(core, queue, receiver, taken, until_ms, first)
     else:
         held, tokens = queue.locks.held, receiver.tokens
@@ -426,6 +430,19 @@ def _lock(core: Core, queue: Queue, receiver: Receiver, taken: Taken, until_ms: 
     queue.tally.outgoing += len(taken)
     core.journal.delivered(queue.id, map(_ref_of, taken), now_ms)
     return items
+
+
+def _run_of(taken: Taken, prefix: bytes, first: int) -> tuple[list[Any], list[Ref], list[int]] | None:
+    """Entry items, with the tokens from `first` on, refs, and sizes; None if one of the messages expires."""
+    if extension is not None:
+        found: tuple[list[Any], list[Ref], list[int]] | None = extension.run_of_taken(taken, prefix, first, NEVER)
+        return found
+    items: list[Any] = []
+    for number, (ref, record, due_ms) in enumerate(taken, first):
+        if due_ms != NEVER:
+            return None
+        items += (prefix + _token_number(number), ref[0], ref[2], record, ref[3])
+    return items, [*map(_ref_of, taken)], [len(record) for _, record, _ in taken]
 
 
 def _locked(core: Core, queue: Queue, receiver: Receiver, taken: Taken, until_ms: int, first: int) -> list[Any]:

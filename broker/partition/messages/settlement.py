@@ -31,6 +31,7 @@ from broker.partition.state.locks import Ending, Held, Holder
 from broker.partition.state.queue import Queue
 from broker.partition.state.tally import BY_APPLICATION
 from broker.partition.state.timers import Due
+from broker.runs import tokens_of
 from broker.wire import Outcome
 from protocol import error_texts
 from storage.journal.events import Op
@@ -40,9 +41,11 @@ _ACCEPTED = Outcome.ACCEPTED  # here, because to look up a member of an enum tak
 
 
 def settle(
-    core: Core, queue: Queue, tokens: Sequence[bytes], outcome: Outcome, properties: Properties | None, now_ms: int
+    core: Core, queue: Queue, ranges: Sequence[bytes], outcome: Outcome, properties: Properties | None, now_ms: int
 ) -> list[BrokerError | None]:
     """Apply the outcome to each token's message; one result per token. A token whose result is an error stays locked.
+
+    `ranges` are tokens, or some at once: see `tokens_of`.
 
     LockLost: there is no such lock, or it ended at or before `now_ms`. NotAllowed: the message is dead-lettered
     already, or settled in an open transaction, or takes no delay. MessageTooLarge: the properties set on this message
@@ -50,7 +53,7 @@ def settle(
     """
     if outcome == _ACCEPTED and not queue.locks.staged:
         core.changing()
-        removed = queue.locks.remove_all(tokens, now_ms)
+        removed = queue.locks.remove_all(ranges, now_ms)
         if None not in removed:
             return _complete(core, queue, cast(list[Held], removed))
         _complete(core, queue, [held for held in removed if held is not None])
@@ -59,7 +62,7 @@ def settle(
         return [lost if held is None else None for held in removed]
     apply = _APPLY[outcome]
     results: list[BrokerError | None] = []
-    for token in tokens:
+    for token in tokens_of(ranges):
         error = refusal(core, queue, token, outcome, properties, now_ms)
         results.append(error)
         if error is None:
@@ -165,6 +168,7 @@ def end_locks(core: Core, queue: Queue, now_ms: int) -> None:
 
 def take_back(core: Core, queue: Queue, holder: Holder, unsent_from: bytes, now_ms: int) -> None:
     """One receiver never got its deliveries from this token on: put them back. Its other locks go on."""
+    queue.locks.part_runs()
     tokens = holder.tokens_from(unsent_from)
     queue.tally.released += len(tokens)
     _end(core, queue, Ending(queue.locks.set_apart(tokens), None), now_ms)
@@ -175,6 +179,7 @@ def lose_locks(core: Core, queue: Queue, holder: Holder, unsent_from: bytes | No
 
     Those from the token `unsent_from` on never reached it, and are only put back.
     """
+    queue.locks.part_runs()
     unsent = len(holder.tokens_from(unsent_from))
     queue.tally.released += unsent
     queue.tally.locks_lost += len(holder.tokens) - unsent

@@ -5,13 +5,16 @@ renewal inserts the lock again. Times must not go backwards much, because a lock
 have ended only after that one.
 """
 
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, takewhile
 from operator import itemgetter
 
 from broker.partition.state.window import Ref, number_of
+from broker.runs import RANGE_BYTES, count_of, range_of, token_ahead, tokens_of
 from protocol.extension import extension
+from protocol.lock_tokens import COMMON_BYTES, TOKEN_BYTES
 from storage.journal.events import Op
 from storage.records import NEVER, Place
 
@@ -74,16 +77,86 @@ class Ending:
         return self.failed_by if self.unsent_from is None or token < self.unsent_from else None
 
 
+# Locks that were made together: the first token, refs, bytes of the records, end of the locks, holder. The messages are
+# available, without a DUE entry, and their tokens consecutive.
+LockRun = tuple[bytes, list[Ref], list[int], int, Holder]
+RUNS_MAX = 1024  # of one queue; a list of many takes long to change
+
+
 class Locks:
-    __slots__ = ("deferred", "ending", "expiring", "forwarded", "held", "staged")
+    """`held` has each lock, and its holder each token. Locks that were made together come into both only when somebody
+    asks for more than to settle some of them, so that most never do.
+    """
+
+    __slots__ = ("_firsts", "_held", "_in_runs", "_runs", "deferred", "ending", "expiring", "forwarded", "staged")
 
     def __init__(self) -> None:
-        self.held: dict[bytes, Held] = {}
+        self._held: dict[bytes, Held] = {}
+        # Later locks than those in `_held`, in the order of their tokens; and the counters of the runs' first tokens.
+        self._runs: list[LockRun] = []
+        self._firsts: list[int] = []
+        self._in_runs = 0  # the number of their locks
         self.forwarded: dict[int, Held] = {}  # by sequence number: available messages, until they are answered
         self.staged: set[bytes] = set()  # tokens settled in an open transaction; some locks may have ended
         self.ending: deque[Ending] = deque()  # their messages are to be put back; those of sessions are in `Sessions`
         self.deferred: set[int] = set()  # sequence numbers of locked messages in place deferred
         self.expiring: set[int] = set()  # sequence numbers of these, and of those that have a DUE entry
+
+    @property
+    def held(self) -> dict[bytes, Held]:
+        if self._runs:
+            self.part_runs()
+        return self._held
+
+    def add_run(self, token: bytes, refs: list[Ref], sizes: list[int], until_ms: int, holder: Holder) -> None:
+        """Lock these available messages without a DUE entry, with consecutive tokens from this one on.
+
+        The tokens must be later than all others.
+        """
+        if len(self._runs) >= RUNS_MAX:
+            self.part_runs()
+        self._firsts.append(_counter_of(token))
+        self._runs.append((token, refs, sizes, until_ms, holder))
+        self._in_runs += len(refs)
+
+    def part_runs(self) -> None:
+        """Let `held` and the holders have each lock."""
+        for token, held in self._of_runs():
+            self._held[token] = held
+            _holder(held).tokens[token] = None
+        self._runs.clear()
+        self._firsts.clear()
+        self._in_runs = 0
+
+    def _of_runs(self) -> Iterator[tuple[bytes, Held]]:
+        for token, refs, sizes, until_ms, holder in self._runs:
+            for ahead, held in enumerate(_held_of(refs, sizes, until_ms, holder)):
+                yield token_ahead(token, ahead), held
+
+    def _place(self, token: bytes) -> tuple[int, int] | None:
+        """The run that has the lock of this token, or of the first of this range, and where; None if none has it."""
+        counter = _counter_of(token)
+        at = bisect_right(self._firsts, counter) - 1
+        if at < 0 or len(token) not in (TOKEN_BYTES, RANGE_BYTES):
+            return None
+        first, refs, *_ = self._runs[at]
+        begin = counter - self._firsts[at]
+        return (at, begin) if begin < len(refs) and first[:COMMON_BYTES] == token[:COMMON_BYTES] else None
+
+    def _take(self, at: int, begin: int, count: int) -> list[Held]:
+        """Remove so many locks of this run."""
+        token, refs, sizes, until_ms, holder = self._runs[at]
+        end = begin + count
+        self._in_runs -= count
+        if count == len(refs):
+            del self._firsts[at], self._runs[at]
+            return _held_of(refs, sizes, until_ms, holder)
+        left = [(token, refs[:begin], sizes[:begin], until_ms, holder)] if begin else []
+        if end < len(refs):
+            left.append((token_ahead(token, end), refs[end:], sizes[end:], until_ms, holder))
+        self._runs[at : at + 1] = left
+        self._firsts[at : at + 1] = [_counter_of(each[0]) for each in left]
+        return _held_of(refs[begin:end], sizes[begin:end], until_ms, holder)
 
     def add(self, token: bytes, held: Held) -> None:
         self.held[token] = held
@@ -95,13 +168,20 @@ class Locks:
 
     def find(self, token: bytes, now_ms: int) -> Held | None:
         """None if there is no such lock, or it ended at or before `now_ms`."""
-        held = self.held.get(token)
+        held = self._held.get(token)
+        if held is None and (place := self._place(token)) is not None:
+            at, begin = place
+            _, refs, sizes, until_ms, holder = self._runs[at]
+            held = refs[begin], sizes[begin], NEVER, _AVAILABLE, until_ms, holder
         if held is None or _until_ms(held) <= now_ms or _holder(held).until_ms <= now_ms:
             return None
         return held
 
     def remove(self, token: bytes) -> Held:
-        held = self.held.pop(token)
+        if token not in self._held and (found := self._place(token)) is not None:
+            [held] = self._take(*found, 1)
+            return held
+        held = self._held.pop(token)
         ref, _, due_ms, place, _, holder = held
         holder.tokens.pop(token, None)
         if place == _DEFERRED:
@@ -110,11 +190,39 @@ class Locks:
             self.expiring.discard(number_of(ref))
         return held
 
-    def remove_all(self, tokens: Iterable[bytes], now_ms: int) -> list[Held | None]:
-        """One item per token, None where `find` would return None. This is the hot path of settlement."""
+    def remove_all(self, ranges: Sequence[bytes], now_ms: int) -> list[Held | None]:
+        """One item per token of the ranges (see `tokens_of`), None where `find` would return None.
+
+        This is the hot path of settlement.
+        """
+        if not self._runs:
+            return self._remove_each(tokens_of(ranges), now_ms)
+        removed: list[Held | None] = []
+        for each in ranges:
+            left = count_of((each,))
+            while left:
+                place = self._place(each)
+                if place is None:
+                    counter, later = _counter_of(each), bisect_right(self._firsts, _counter_of(each))
+                    count = min(left, self._firsts[later] - counter) if later < len(self._firsts) else left
+                    singles = range_of(each[:TOKEN_BYTES], count) if len(each) == RANGE_BYTES else each
+                    removed += self._remove_each(tokens_of([singles]), now_ms)
+                else:
+                    at, begin = place
+                    _, refs, _, until_ms, holder = self._runs[at]
+                    count = min(left, len(refs) - begin)
+                    is_over = until_ms <= now_ms or holder.until_ms <= now_ms
+                    removed += [None] * count if is_over else self._take(at, begin, count)
+                left -= count
+                if left:
+                    each = range_of(token_ahead(each[:TOKEN_BYTES], count), left)
+        return removed
+
+    def _remove_each(self, tokens: list[bytes], now_ms: int) -> list[Held | None]:
+        """As `remove_all`, of locks that are in no run."""
         if extension is not None:
-            return list(extension.unlock(self.held, list(tokens), now_ms, NEVER, self.deferred, self.expiring))
-        locks = self.held
+            return list(extension.unlock(self._held, tokens, now_ms, NEVER, self.deferred, self.expiring))
+        locks = self._held
         removed: list[Held | None] = []
         for token in tokens:
             held = locks.get(token)
@@ -193,11 +301,11 @@ class Locks:
 
     def count(self) -> int:
         """The number of messages that are locked or on their way."""
-        return len(self.held) + len(self.forwarded)
+        return len(self._held) + self._in_runs + len(self.forwarded)
 
     def available_locked(self) -> int:
         """The number of these in place available."""
-        return len(self.held) - len(self.deferred) + len(self.forwarded)
+        return self.count() - len(self.deferred)
 
     def numbers(self) -> set[int]:
         """Sequence numbers of these. Takes time in proportion to the number of locks."""
@@ -208,7 +316,12 @@ class Locks:
         """Assert what the comments above say of locks."""
         assert not NOBODY.tokens
         assert NOBODY.until_ms == NEVER
-        held = self.held.values()
+        in_runs = dict(self._of_runs())
+        assert self._in_runs == len(in_runs) == sum(len(sizes) for _, _, sizes, _, _ in self._runs)
+        assert max(self._held, default=b"") < min(in_runs, default=b"\xff"), "a lock in a run is not later"
+        assert [_counter_of(token) for token, *_ in self._runs] == self._firsts
+        assert [*in_runs] == sorted(in_runs)
+        held = [*self._held.values(), *in_runs.values()]
         in_deferred = {number_of(ref) for ref, _, _, place, _, _ in held if place == _DEFERRED}
         available = [number_of(ref) for ref, _, _, place, _, _ in held if place == _AVAILABLE]
         assert len(in_deferred) + len(available) == len(held), "locked in another place, or deferred and locked twice"
@@ -218,7 +331,19 @@ class Locks:
         expiring = {number_of(ref) for ref, _, due_ms, place, _, _ in held if place == _AVAILABLE and due_ms != NEVER}
         expiring |= {number for number, (_, _, due_ms, _, _, _) in self.forwarded.items() if due_ms != NEVER}
         assert self.expiring == expiring
-        assert all(holder is NOBODY or token in holder.tokens for token, (_, _, _, _, _, holder) in self.held.items())
+        assert all(holder is NOBODY or token in holder.tokens for token, (*_, holder) in self._held.items())
         for ending in self.ending:
             assert ending.holder.until_ms == LOST
-            assert ending.holder.tokens.keys() <= self.held.keys()
+            assert ending.holder.tokens.keys() <= self._held.keys()
+
+
+def _counter_of(token: bytes) -> int:
+    return int.from_bytes(token[COMMON_BYTES:TOKEN_BYTES], "big")
+
+
+def _held_of(refs: list[Ref], sizes: list[int], until_ms: int, holder: Holder) -> list[Held]:
+    """The locks of a run."""
+    if extension is not None:
+        found: list[Held] = extension.held_of(refs, sizes, NEVER, _AVAILABLE, until_ms, holder)
+        return found
+    return [(ref, size, NEVER, _AVAILABLE, until_ms, holder) for ref, size in zip(refs, sizes, strict=True)]
