@@ -62,6 +62,13 @@ class Store(Protocol):
 
     def get_many(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]: ...
 
+    def get_adjacent(self, table: Table, first: bytes, last: bytes, count: int) -> list[bytes | None] | None:
+        """The values of the keys from `first` to `last`, in order, if these are there and so many in all (fast path).
+
+        None if it is not so, or not known at once.
+        """
+        return None
+
     def put(self, table: Table, key: bytes, value: bytes) -> None: ...
 
     def append(self, table: Table, items: Sequence[tuple[bytes, bytes]]) -> None:

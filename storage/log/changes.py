@@ -138,6 +138,10 @@ class YoungTable:
             return False
         return min(keys) > self.highest or self.changed.keys().isdisjoint(keys)
 
+    def is_below(self, key: bytes) -> bool:
+        """True if it is known at once that nothing was changed at this key and above."""
+        return not self.fresh and key > self.highest
+
     def items(self, keys: Iterable[bytes]) -> list[Item]:
         """The items of keys that have a value here."""
         return [(key, value) for key in keys if (value := self.value(key)) is not None]

@@ -86,6 +86,12 @@ class LoggedStore(Store):
             return [self.get(table, key) for key in keys]
         return self.tables.get_many(table, keys)
 
+    def get_adjacent(self, table: Table, first: bytes, last: bytes, count: int) -> list[bytes | None] | None:
+        for young in self._young[table]:
+            if not young.is_below(first):
+                return None
+        return self.tables.get_adjacent(table, first, last, count)
+
     def scan(
         self, table: Table, start: bytes, end: bytes, limit: int, reverse: bool = False
     ) -> list[tuple[bytes, bytes]]:

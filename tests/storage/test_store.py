@@ -206,3 +206,30 @@ def test_records_of_several_tables_are_set_aside_under_the_same_key(store: Store
 def test_setting_aside_what_is_not_there_changes_nothing(store: Store) -> None:
     assert quarantine(store, Table.MESSAGES, key(7)) is None
     assert not store.dirty
+
+
+def test_adjacent_values_are_those_of_a_scan_or_not_known(store: Store) -> None:
+    def look(must_know: bool = False) -> None:
+        for first in range(9):
+            for last in range(first, 9):
+                found = store.scan(Table.QUEUE, key(first), key(last) + b"\0", 100)
+                is_so = found and found[0][0] == key(first) and found[-1][0] == key(last)
+                for count in range(1, 10):
+                    expected = [value for _, value in found] if is_so and count == len(found) else None
+                    known = store.get_adjacent(Table.QUEUE, key(first), key(last), count)
+                    assert known == expected or (known is None and not must_know)
+
+    look()
+    put(store, 1, 2, 3, 5, 6)
+    look()
+    store.commit()
+    store.delete(Table.QUEUE, key(2))
+    store.put(Table.QUEUE, key(7), b"seven")
+    look()
+    store.commit()
+    if isinstance(store, LoggedStore):
+        checkpoint(log_of(store))
+    look(must_know=not isinstance(store, MemoryStore))
+    store.delete(Table.QUEUE, key(5))
+    store.insert_many(Table.QUEUE, [(key(8), b"eight")])
+    look()

@@ -100,7 +100,7 @@ class Bodies:
             return [fresh.get(ids[0]) or self.read_one(ids[0])]
         if fresh and (ids[0] in fresh or ids[-1] in fresh):
             return [fresh.get(message_id) or self.read_one(message_id) for message_id in ids]
-        records = self._store.get_many(_MESSAGES, list(map(message_key, ids)))
+        records = self._read_adjacent(ids) or self._store.get_many(_MESSAGES, list(map(message_key, ids)))
         if extension is not None:
             return records if extension.are_whole(records) else list(map(_checked, records))
         try:
@@ -110,6 +110,13 @@ class Bodies:
         except CorruptRecord:
             return list(map(_checked, records))
         return records
+
+    def _read_adjacent(self, ids: list[int]) -> list[bytes | None] | None:
+        """As `get_many`, for consecutive ids; None if they are not, or the store does not have them together."""
+        first, last = ids[0], ids[-1]
+        if last - first + 1 != len(ids) or ids != [*range(first, last + 1)]:
+            return None
+        return self._store.get_adjacent(_MESSAGES, message_key(first), message_key(last), len(ids))
 
     def read_one(self, message_id: int) -> bytes | None:
         return _checked(self._store.get(_MESSAGES, message_key(message_id)))
