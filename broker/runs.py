@@ -187,12 +187,3 @@ def offset_of(run: bytes, count: int) -> int:
     for _ in range(count):
         at += SIZE_BYTES + unpack(run, at)[0]
     return at
-
-
-def without_runs(command: Command | ForWorker) -> Command | ForWorker:
-    """The same command with each message and token of its own."""
-    if isinstance(command, SendRun):
-        return wire.send(command.partition, command.channel, command.queue, messages_of(command.run, with_extra=True))
-    if isinstance(command, Settle) and sum(command.channels[1::2]) != len(command.tokens):
-        return command._replace(tokens=tokens_of(command.tokens))
-    return command

@@ -64,6 +64,7 @@ MAY_IMPORT = {
         "protocol.error_texts",
         "protocol.errors",
         "protocol.extension",
+        "protocol.lock_tokens",
         "protocol.symbols",
         "protocol.message.rendering",
         "protocol.message.fields",

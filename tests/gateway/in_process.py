@@ -15,7 +15,7 @@ from broker.gateway.gateway import Gateway
 from broker.gateway.worker_socket import SocketConnection
 from broker.namespace.entities import QueueDescription
 from broker.settings.config import Settings
-from broker.wire import Op
+from broker.wire import Op, SendRun, Settle
 from protocol.codec import Described, Symbol, UByte, UInt, ULong, UShort, decode, encode
 from protocol.engine.sasl import SASL_HEADER, plain_response
 from protocol.symbols import AMQP_HEADER
@@ -35,6 +35,16 @@ from tests.end_to_end.raw_peer import (
 )
 
 QUEUE_ID = 7 << 3  # of `orders`
+
+
+def without_runs(command: Any) -> Any:
+    """The same command with each message and token of its own."""
+    if isinstance(command, SendRun):
+        messages = runs.messages_of(command.run, with_extra=True)
+        return wire.send(command.partition, command.channel, command.queue, messages)
+    if isinstance(command, Settle) and sum(command.channels[1::2]) != len(command.tokens):
+        return command._replace(tokens=runs.tokens_of(command.tokens))
+    return command
 
 
 class Transport(asyncio.Transport):
@@ -112,7 +122,7 @@ class Worker:
         while at < len(data):
             end = at + 4 + int.from_bytes(data[at : at + 4], "big")
             commands += [
-                list(runs.without_runs(each))  # type: ignore[arg-type] # a gateway sends nothing else
+                list(without_runs(each))  # type: ignore[arg-type] # a gateway sends nothing else
                 for each in wire.unpack(data[at + 4 : end])
                 if each.op not in (Op.JOIN, Op.FOLLOWED, Op.TAKES_RUNS)
             ]

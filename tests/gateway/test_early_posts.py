@@ -18,11 +18,10 @@ from broker.gateway import worker_socket
 from broker.gateway.router import EARLY_BYTES, OUTPUT_HIGH_BYTES, TURNS_AT_ONCE, Router, WorkerConnection
 from broker.gateway.worker_socket import SocketConnection
 from broker.metrics import GatewayMetrics
-from broker.runs import without_runs
 from broker.wire import Op, Outcome, Send, Settle
 from protocol.engine.native import native
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, message
-from tests.gateway.in_process import Client, started_gateway
+from tests.gateway.in_process import Client, started_gateway, without_runs
 
 CHANNEL, QUEUE = 1, 8
 MORE_AT_ONCE = TURNS_AT_ONCE - (native is not None)  # in one turn, the gateway has said that it takes runs
