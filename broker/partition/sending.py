@@ -11,7 +11,7 @@ from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
 from broker.partition.state.timers import Due
 from broker.partition.state.window import Ref
-from broker.partition.topics.publishing import publish
+from broker.partition.topics.publishing import publish, publish_run
 from broker.runs import messages_of
 from broker.wire import Extra
 from protocol.extension import extension
@@ -70,6 +70,8 @@ def send_run(core: Core, queue_id: int, run: bytes, now_ms: int) -> None:
             key = None if sessions is None else _SESSION
             made = extension.store_run(run, now_ms, expires_ms, queue_id, first, core.bodies.next_id, key)
     if made is None:
+        if queue.is_topic and publish_run(core, queue, run, now_ms):
+            return
         needs_extra = detects or sessions is not None or queue.transfers is not None
         send(core, queue_id, messages_of(run, needs_extra), now_ms)
         return

@@ -167,6 +167,24 @@ end:
     return result;
 }
 
+// entries_again(items of QUEUE, queue_id, first number) -> items with the same values, for another queue
+PyObject *entries_again(PyObject *module, PyObject *arguments) {
+    (void)module;
+    PyObject *entries;
+    unsigned int queue_id;
+    unsigned long long number;
+    if (!PyArg_ParseTuple(arguments, "O!IK", &PyList_Type, &entries, &queue_id, &number)) return NULL;
+    Py_ssize_t count = PyList_Size(entries);
+    PyObject *again = PyList_New(count);
+    for (Py_ssize_t index = 0; again && index < count; index++) {
+        PyObject *entry = PyTuple_GetItem(PyList_GetItem(entries, index), 1);
+        PyObject *item = entry ? pair_of(queue_key(queue_id, PLACE_AVAILABLE, number++), Py_NewRef(entry)) : NULL;
+        if (item) PyList_SetItem(again, index, item);
+        else Py_CLEAR(again);
+    }
+    return again;
+}
+
 // digests_of(run) -> [digest, ...]; None if a message has no message-id that is a short string
 PyObject *digests_of(PyObject *module, PyObject *run) {
     (void)module;

@@ -9,6 +9,7 @@
 #include <Python.h>
 
 PyObject *store_run(PyObject *module, PyObject *arguments);
+PyObject *entries_again(PyObject *module, PyObject *arguments);
 PyObject *digests_of(PyObject *module, PyObject *run);
 PyObject *refs_of(PyObject *module, PyObject *items);
 PyObject *split(PyObject *module, PyObject *refs);

@@ -117,6 +117,7 @@ static PyMethodDef methods[] = {
     {"render", render, METH_VARARGS, NULL},
     {"accept_all", accept_all, METH_O, NULL},
     {"store_run", store_run, METH_VARARGS, NULL},
+    {"entries_again", entries_again, METH_VARARGS, NULL},
     {"digests_of", digests_of, METH_O, NULL},
     {"refs_of", refs_of, METH_O, NULL},
     {"split", split, METH_O, NULL},

@@ -52,13 +52,16 @@ def check(core: Core, sends: Sequence[tuple[Queue, Sequence[Incoming]]]) -> None
     _check_room(core, sizes, copies, queues)
 
 
-def check_sizes(core: Core, queue: Queue, sizes: list[int]) -> None:
-    """As `check`, for records of these sizes and a queue without sessions."""
+def check_sizes(core: Core, queue: Queue, sizes: list[int], subscriptions: int = 0) -> None:
+    """As `check`, for records of these sizes and a queue without sessions, or a topic without a backlog.
+
+    `subscriptions` take all of a topic's messages.
+    """
     _check_entity(queue, ())
     size_bytes = entity_size(core, queue)
     if size_bytes + sum(sizes) > queue.terms.size_bytes_max:
         raise too_large(queue, size_bytes)
-    _check_room(core, sizes)
+    _check_room(core, sizes, subscriptions * len(sizes), subscriptions)
 
 
 def _check_room(core: Core, sizes: list[int], copies: int = 0, queues: int = 0) -> None:

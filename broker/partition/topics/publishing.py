@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from itertools import repeat
 from typing import NamedTuple
 
-from broker.partition.messages.admission import Incoming
+from broker.partition.messages.admission import Incoming, check_sizes
 from broker.partition.messages.duplicates import sift
 from broker.partition.messages.expiry import end_of_life
 from broker.partition.messages.moves import set_aside
@@ -23,8 +23,10 @@ from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
 from broker.partition.state.timers import Due
 from broker.partition.state.topic import Topic
+from broker.partition.state.window import Ref
 from broker.partition.topics.selection import Failure, Selected, select, view_of
 from broker.wire import Extra
+from protocol.extension import extension
 from protocol.message.rendering import with_changes
 from storage.journal.events import Op
 from storage.queue_ids import Part, entity_of, part_of, queue_id_of, with_part
@@ -221,20 +223,13 @@ class _FanOut:
         core = self._core
         queue = core.queue(queue_id)
         first = queue.next_number
-        queue.next_number = end = first + len(batch.copies)
+        numbers = range(first, first + len(batch.copies))
         there = [self.waited.get(copy[0]) for copy in batch.copies] if self.waited else None
-        core.journal.entered(queue_id, range(first, end), PUBLISHED, self._queue_id, there)
-        entries.extend(zip(map(queue_key, repeat(queue_id), repeat(0), range(first, end)), batch.entries, strict=False))
+        entries.extend(zip(map(queue_key, repeat(queue_id), repeat(0), numbers), batch.entries, strict=False))
+        refs: list[Ref] = []
         if queue.window.active or queue.sessions is not None:
             refs = [(number, copy[0], 0, copy[2]) for number, copy in enumerate(batch.copies, first)]
-            if queue.sessions is not None:
-                queue.sessions.enter(refs)
-            else:
-                queue.window.extend(refs, first, end, core.settings.window)
-        queue.counts[Place.AVAILABLE] += len(batch.copies)
-        queue.size_bytes += batch.size_bytes
-        core.turn.touch(queue)
-        core.turn.wake(queue)
+        _enter(core, queue, numbers, refs, batch.size_bytes, self._queue_id, there)
         if queue.is_dead_letter:
             queue.tally.moved_in += len(batch.copies)
             return queue.is_awaited
@@ -246,6 +241,28 @@ class _FanOut:
                 earliest_ms = min(earliest_ms, expires_ms)
             core.arm_expiry(queue, earliest_ms)
         return queue.is_awaited
+
+
+def _enter(
+    core: Core,
+    queue: Queue,
+    numbers: range,
+    refs: list[Ref],
+    size_bytes: int,
+    topic_queue_id: int,
+    there: Sequence[int | None] | None = None,
+) -> None:
+    """Copies with these numbers are in the queue now. `refs` are theirs if its window or its sessions want them."""
+    queue.next_number = numbers.stop
+    core.journal.entered(queue.id, numbers, PUBLISHED, topic_queue_id, there)
+    if queue.sessions is not None:
+        queue.sessions.enter(refs)
+    elif queue.window.active:
+        queue.window.extend(refs, numbers.start, numbers.stop, core.settings.window)
+    queue.counts[Place.AVAILABLE] += len(numbers)
+    queue.size_bytes += size_bytes
+    core.turn.touch(queue)
+    core.turn.wake(queue)
 
 
 def _limited(copy: Copy, limit_ms: int) -> Copy:
@@ -354,6 +371,57 @@ def publish(
         core.turn.work += 2 * len(scheduled)
         core.arm_scheduled(queue.id, earliest_ms, now_ms)
     return numbers
+
+
+def publish_run(core: Core, queue: Queue, run: bytes, now_ms: int) -> bool:
+    """As `publish`, for the messages of a run and subscriptions that take every message as it is.
+
+    False if that is not so, or not all of it can be done in this turn; then nothing is done. Raises NotAllowed,
+    EntityDisabled, QuotaExceeded.
+    """
+    topic = core.topic(queue.entity_id)
+    subscriptions = topic.for_all
+    if extension is None or topic.has_rules or not subscriptions or has_backlog(queue):
+        return False
+    terms = [queue.terms, *(core.terms[each] for each in subscriptions)]
+    if any(each.duplicate_window_ms or each.requires_session or each.time_to_live_ms is not None for each in terms):
+        return False
+    queues = [core.queue(queue_id_of(each)) for each in subscriptions]
+    first_id = core.bodies.next_id
+    made = extension.store_run(run, now_ms, NEVER, queues[0].id, queues[0].next_number, first_id, None)
+    records: list[tuple[bytes, bytes]] = made[0]
+    entries: list[tuple[bytes, bytes]] = made[1]
+    count, copies = len(records), len(records) * len(queues)
+    if (count - 1) * (1 + len(queues)) >= core.work_left():
+        return False
+    sizes = [len(record) for _, record in records]
+    check_sizes(core, queue, sizes, len(queues))
+    if not core.has_room((), copies, len(queues), 2 * copies * len(entries[0][1])):
+        return False
+    core.changing()
+    for each in queues[1:]:
+        entries += extension.entries_again(entries[:count], each.id, each.next_number)
+    size_bytes, awaited = sum(sizes), False
+    for each in queues:
+        numbers = range(each.next_number, each.next_number + count)
+        refs: list[Ref] = []
+        if each.window.active:
+            refs = [(number, first_id + ahead, 0, None) for ahead, number in enumerate(numbers)]
+        _enter(core, each, numbers, refs, size_bytes, queue.id)
+        each.tally.incoming += count
+        awaited = awaited or each.is_awaited
+    if len(queues) > 1:
+        references = encode_references(len(queues))
+        core.store.insert_many(Table.REFS, [(key, references) for key, _ in records])
+    core.store.insert_many(Table.QUEUE, entries)
+    core.journal.bare(Op.PUBLISHED, queue.id, [None] * count, [len(queues)] * count, None, None)
+    core.bodies.append_items(records, keep=awaited)
+    core.turn.work += count + copies + count
+    queue.tally.incoming += count
+    queue.next_number += count
+    queue.size_bytes += size_bytes + COPY_BYTES * copies
+    core.turn.touch(queue)
+    return True
 
 
 def publish_forwarded(
