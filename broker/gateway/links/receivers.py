@@ -36,7 +36,7 @@ from protocol.engine.links import Link
 from protocol.engine.native import address_of, native
 from protocol.lock_tokens import COMMON_BYTES, uuid_bytes
 from protocol.symbols import DELAY
-from storage.records import message_enqueued_ms
+from storage.records import MESSAGE_HEADER_BYTES, message_enqueued_ms
 
 MOVING_S = 0.1  # between two tries to receive from an entity that is being moved
 
@@ -352,7 +352,8 @@ class ClientReceiver(EntityLink):
             return False
         channel.sent(runs.token_ahead(token, count - 1))
         size_bytes = len(run) - count * runs.SIZE_BYTES
-        self._sent(channel, count, size_bytes, message_enqueued_ms(run[runs.SIZE_BYTES :]), credit - count)
+        first = run[runs.SIZE_BYTES : runs.SIZE_BYTES + MESSAGE_HEADER_BYTES]
+        self._sent(channel, count, size_bytes, message_enqueued_ms(first), credit - count)
         return True
 
     def _sent(self, channel: ReceiverChannel, count: int, size_bytes: int, enqueued_ms: int, credit: int) -> None:
