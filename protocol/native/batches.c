@@ -311,6 +311,13 @@ failed:
     return NULL;
 }
 
+// Let `items` have the entry items of a message: token, sequence number, delivery count, record, overlay. Takes the token.
+static void put_entry(PyObject *items, Py_ssize_t index, PyObject *token, PyObject *ref, PyObject *record) {
+    PyObject *entry[ITEMS] = {token, Py_XNewRef(PyTuple_GetItem(ref, 0)), Py_XNewRef(PyTuple_GetItem(ref, 2)),
+                              Py_NewRef(record), Py_XNewRef(PyTuple_GetItem(ref, 3))};
+    for (Py_ssize_t item = 0; item < ITEMS; item++) PyList_SetItem(items, index * ITEMS + item, entry[item]);
+}
+
 // lock(taken, prefix, first counter, until_ms, place, holder, held, tokens) -> entry items
 // Adds to `held` and `tokens`: see `Locks` and `Holder` of the partition.
 PyObject *lock(PyObject *module, PyObject *arguments) {
@@ -344,9 +351,7 @@ PyObject *lock(PyObject *module, PyObject *arguments) {
             return NULL;
         }
         Py_DECREF(lock);
-        PyObject *entry[ITEMS] = {token, Py_NewRef(PyTuple_GetItem(ref, 0)), Py_NewRef(PyTuple_GetItem(ref, 2)),
-                                  Py_NewRef(record), Py_NewRef(PyTuple_GetItem(ref, 3))};
-        for (Py_ssize_t item = 0; item < ITEMS; item++) PyList_SetItem(items, index * ITEMS + item, entry[item]);
+        put_entry(items, index, token, ref, record);
     }
     return items;
 }
@@ -377,9 +382,7 @@ PyObject *run_of_taken(PyObject *module, PyObject *arguments) {
         uint8_t bytes[TOKEN_BYTES];
         write_u64(write_bytes(bytes, prefix, TOKEN_BYTES - 8), counter++);
         PyObject *token = bytes_of(bytes, sizeof bytes), *size = PyLong_FromSsize_t(PyBytes_Size(record));
-        PyObject *entry[ITEMS] = {token, Py_XNewRef(PyTuple_GetItem(ref, 0)), Py_XNewRef(PyTuple_GetItem(ref, 2)),
-                                  Py_NewRef(record), Py_XNewRef(PyTuple_GetItem(ref, 3))};
-        for (Py_ssize_t item = 0; item < ITEMS; item++) PyList_SetItem(items, index * ITEMS + item, entry[item]);
+        put_entry(items, index, token, ref, record);
         PyList_SetItem(refs, index, Py_NewRef(ref));
         PyList_SetItem(sizes, index, size);
         if (!token || !size || PyErr_Occurred()) Py_CLEAR(items);

@@ -122,7 +122,7 @@ class Worker:
         while at < len(data):
             end = at + 4 + int.from_bytes(data[at : at + 4], "big")
             commands += [
-                list(without_runs(each))  # type: ignore[arg-type] # a gateway sends nothing else
+                list(without_runs(each))
                 for each in wire.unpack(data[at + 4 : end])
                 if each.op not in (Op.JOIN, Op.FOLLOWED, Op.TAKES_RUNS)
             ]

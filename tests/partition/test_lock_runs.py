@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from broker.partition.state import locks
 from broker.partition.state.locks import Holder, Locks
-from broker.runs import count_of
+from broker.runs import count_of, range_of
 from storage.records import NEVER, Place
 
 PREFIXES = b"\0" * 8, b"\1" * 8
@@ -29,8 +29,8 @@ def token(counter: int, prefix: int = 0) -> bytes:
     return PREFIXES[prefix] + counter.to_bytes(8, "big")
 
 
-def range_of(first: int, count: int | None, prefix: int) -> bytes:
-    return token(first, prefix) + (b"" if count is None else count.to_bytes(4, "big"))
+def tokens_from(first: int, count: int | None, prefix: int) -> bytes:
+    return token(first, prefix) if count is None else range_of(token(first, prefix), count)
 
 
 class World:
@@ -62,7 +62,7 @@ class World:
             self.holders[0].tokens[token(self.counter)] = None
             self.counter += 1
         elif kind == "settle":
-            ranges = [range_of(*each) for each in arguments[0]]
+            ranges = [tokens_from(*each) for each in arguments[0]]
             removed = locks_.remove_all(ranges, now_ms)
             assert len(removed) == count_of(ranges)
             return [*map(self.seen, removed)]

@@ -113,6 +113,8 @@ class Bodies:
 
     def _read_adjacent(self, ids: list[int]) -> list[bytes | None] | None:
         """As `get_many`, for consecutive ids; None if they are not, or the store does not have them together."""
+        if not ids:
+            return None
         first, last = ids[0], ids[-1]
         if last - first + 1 != len(ids) or ids != [*range(first, last + 1)]:
             return None

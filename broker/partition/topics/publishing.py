@@ -414,9 +414,9 @@ def publish_run(core: Core, queue: Queue, run: bytes, now_ms: int) -> bool:
         references = encode_references(len(queues))
         core.store.insert_many(Table.REFS, [(key, references) for key, _ in records])
     core.store.insert_many(Table.QUEUE, entries)
-    core.journal.bare(Op.PUBLISHED, queue.id, [None] * count, [len(queues)] * count, None, None)
+    core.journal.bare(Op.PUBLISHED, queue.id, [None] * count, [len(queues)] * count)
     core.bodies.append_items(records, keep=awaited)
-    core.turn.work += count + copies + count
+    core.turn.work += copies + 2 * count
     queue.tally.incoming += count
     queue.next_number += count
     queue.size_bytes += size_bytes + COPY_BYTES * copies
