@@ -27,6 +27,9 @@ def digests_of(run: bytes) -> list[bytes] | None:
 def refs_of(items: list[tuple[bytes, bytes]]) -> list[tuple[int, int, int, None]] | None:
     """Of items of QUEUE; None if one has an overlay or is damaged."""
 
+def run_of_refs(refs: list[Any]) -> tuple[int, int] | None:
+    """The first number and each one's delivery count; None if they are no consecutive numbers with the same count."""
+
 def split(refs: list[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Their sequence numbers, and their delivery counts."""
 
@@ -96,14 +99,15 @@ def skim(payload: bytes | memoryview) -> tuple[int, list[tuple[int, list[tuple[i
 def entries_of(payload: bytes | memoryview, places: list[Any]) -> list[tuple[int, int, int]] | None:
     """Of items of QUEUE: the queue id of neighbours, their number, and the lowest sequence number; None for others."""
 
-def numbers_of(payload: bytes | memoryview, places: list[Any]) -> list[tuple[int, list[int]]] | None:
-    """Of keys of QUEUE: the queue id of neighbours, and their sequence numbers; None for others."""
+def numbers_of(payload: bytes | memoryview, places: list[Any]) -> list[tuple[int, int, int]] | None:
+    """Of keys of QUEUE: the queue id, the first sequence number, and how many follow each other; None for others."""
 
 class Columns:
     """See `storage.journal.columns`. The length is the number of rows."""
 
     def append(self, *fields: Any) -> None: ...
     def end_rows(self, numbers: Any, counts: Any) -> None: ...
+    def end_run(self, first: int, rows: int, count: int) -> None: ...
     def enter(
         self,
         payload: bytes | memoryview,

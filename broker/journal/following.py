@@ -11,10 +11,11 @@ What follows the position in the log is read again after a restart, and each par
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from errno import EDQUOT, ENOSPC
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -210,8 +211,10 @@ class Follower:
         if worker in self._gaps:
             self._tell_gap(worker, tail)
         before = tail.position
+        frames = tail.read(up_to, BATCH_BYTES)
+        size = 0
         try:
-            frames = tail.read(up_to, BATCH_BYTES)
+            first = next(frames, None)
         except Overtaken as error:
             after = tail.skip()
             if before is not None and after == before.lsn and self._same(tail.position, before):
@@ -220,6 +223,10 @@ class Follower:
             log.error("the journal has a gap", worker=worker, reason=str(error), next_turn=after + 1)
             self._gaps[worker] = str(error)
             return True
+        if first is not None:
+            assert tail.position is not None
+            size = self._journal_frames(worker, chain((first,), frames), tail.position.log_id)
+            self.counters.last_ms[worker] = self._last_ms
         position = tail.position
         if position is not None:
             self.counters.behind[worker] = max(0, (up_to or 0) - position.lsn)
@@ -227,10 +234,6 @@ class Follower:
             if position is not None:
                 self._journaled[worker] = position.lsn
             return False
-        size = sum(len(frame.payload) for frame in frames)
-        if frames:
-            self._journal_frames(worker, frames, position.log_id)
-            self.counters.last_ms[worker] = self._last_ms
         self._journaled[worker] = position.lsn
         self._unsettled[worker] = position
         if time.monotonic() - self._settled_at >= POSITION_SECONDS:
@@ -263,35 +266,41 @@ class Follower:
 
     # -- rows
 
-    def _journal_frames(self, worker: int, frames: list[Frame], log_id: bytes) -> None:
-        """Append the rows of these frames and sync them. Raises JournalFull, OSError."""
+    def _journal_frames(self, worker: int, frames: Iterator[Frame], log_id: bytes) -> int:
+        """Append the rows of these frames and sync them; the bytes of their payloads. Raises JournalFull,
+        OSError."""
+        had: list[Frame] = []
         try:
-            self._append_all(frames, log_id, strict=True)
+            self._append_all(_kept_in(had, frames), log_id, strict=True)
         except (CorruptFrame, ValueError, TypeError, LookupError, OverflowError, AttributeError) as error:
             log.error("events cannot be read; the others of the batch are", worker=worker, reason=repr(error))
-            for frame in frames:
+            had += frames
+            for frame in had:
                 self._append_all([frame], log_id, strict=False)
         if self._queues.changed:
             write_names(self._directory, self._queues.names)
             self._queues.changed = False
+        return sum(len(frame.payload) for frame in had)
 
-    def _append_all(self, frames: list[Frame], log_id: bytes, *, strict: bool) -> None:
+    def _append_all(self, frames: Iterable[Frame], log_id: bytes, *, strict: bool) -> None:
         """Without `strict`, a frame that cannot be read is a gap of the partitions that it may be about."""
         batch = _Batch(self, log_id)
+        lsn = 0
         try:
             for frame in frames:
+                lsn = frame.lsn
                 time_ms, changes, events, payload = skim_turn(frame.payload)
                 self._last_ms = time_ms
-                batch.add(frame.lsn, time_ms, changes, events, payload)
+                batch.add(lsn, time_ms, changes, events, payload)
             made = batch.made()
         except (CorruptFrame, ValueError, TypeError, LookupError, OverflowError, AttributeError) as error:
             if strict:
                 raise
-            made = self._unreadable(frames[-1].lsn, log_id, error)
+            made = self._unreadable(lsn, log_id, error)
         for journal, store_id, rows, record_batch in made:
             if journal.made is None or journal.made.store_id != store_id:
                 journal.begin_epoch(self._clock())
-            self._append(journal, rows, Made(store_id, log_id, frames[-1].lsn), record_batch)
+            self._append(journal, rows, Made(store_id, log_id, lsn), record_batch)
 
     def _unreadable(self, lsn: int, log_id: bytes, error: Exception) -> list[tuple[PartitionJournal, bytes, Rows, Any]]:
         found = []
@@ -441,3 +450,9 @@ class _Batch:
             is_same = journal.made is not None and journal.made.store_id == store_id
             found.append((journal, store_id, rows, rows.batch(journal.end if is_same else 0)))
         return found
+
+
+def _kept_in(had: list[Frame], frames: Iterable[Frame]) -> Iterator[Frame]:
+    for frame in frames:
+        had.append(frame)
+        yield frame

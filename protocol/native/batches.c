@@ -236,6 +236,26 @@ PyObject *refs_of(PyObject *module, PyObject *items) {
     return refs;
 }
 
+// run_of_refs(refs) -> first number, delivery count | None, if the refs are no consecutive numbers with the same count
+PyObject *run_of_refs(PyObject *module, PyObject *refs) {
+    (void)module;
+    Py_ssize_t count = PyList_Size(refs);
+    if (count < 0) return NULL;
+    unsigned long long first = 0;
+    long long first_count = 0;
+    for (Py_ssize_t index = 0; index < count; index++) {
+        PyObject *ref = PyList_GetItem(refs, index);
+        unsigned long long number = PyLong_AsUnsignedLongLong(PyTuple_GetItem(ref, 0));
+        if (PyErr_Occurred()) return NULL;
+        long long delivery_count = PyLong_AsLongLong(PyTuple_GetItem(ref, 2));
+        if (PyErr_Occurred()) return NULL;
+        if (!index) first = number, first_count = delivery_count;
+        else if (number - first != (unsigned long long)index || delivery_count != first_count) Py_RETURN_NONE;
+    }
+    if (!count) Py_RETURN_NONE;
+    return Py_BuildValue("KL", first, first_count);
+}
+
 // split(refs) -> their sequence numbers, their delivery counts
 PyObject *split(PyObject *module, PyObject *refs) {
     (void)module;

@@ -12,6 +12,7 @@ PyObject *store_run(PyObject *module, PyObject *arguments);
 PyObject *entries_again(PyObject *module, PyObject *arguments);
 PyObject *digests_of(PyObject *module, PyObject *run);
 PyObject *refs_of(PyObject *module, PyObject *items);
+PyObject *run_of_refs(PyObject *module, PyObject *refs);
 PyObject *split(PyObject *module, PyObject *refs);
 PyObject *are_whole(PyObject *module, PyObject *records);
 PyObject *take_usual(PyObject *module, PyObject *arguments);

@@ -204,6 +204,23 @@ static PyObject *columns_end_rows(PyObject *self, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
+// end_run(first number, rows, delivery count of each): as end_rows of consecutive numbers
+static PyObject *columns_end_run(PyObject *self, PyObject *arguments) {
+    Columns *columns = (Columns *)self;
+    long long first, rows, count;
+    if (!PyArg_ParseTuple(arguments, "LLL", &first, &rows, &count)) return NULL;
+    if (rows < 0 || first > INT64_MAX - rows || count < INT32_MIN || count > INT32_MAX) {
+        PyErr_SetString(PyExc_OverflowError, "a run of rows is out of range");
+        return NULL;
+    }
+    for (long long row = 0; row < rows; row++, columns->rows++)
+        if (!put_number(&columns->columns[NUMBER], columns->rows, first + row) ||
+            !put_number(&columns->columns[COUNT], columns->rows, count))
+            return NULL;
+    columns->messages = columns->rows;
+    Py_RETURN_NONE;
+}
+
 // -- the buffers of a column, which Arrow reads where they are
 
 typedef struct {
@@ -346,37 +363,35 @@ end:
     return found;
 }
 
-// numbers_of(payload, places) -> [(queue id, [sequence number])] | None
+// numbers_of(payload, places) -> [(queue id, first sequence number, numbers from it on)] | None
 PyObject *numbers_of(PyObject *module, PyObject *arguments) {
     (void)module;
     Py_buffer payload;
-    PyObject *places, *found = NULL, *numbers = NULL;
+    PyObject *places, *found = NULL;
     if (!PyArg_ParseTuple(arguments, "y*O!", &payload, &PyList_Type, &places)) return NULL;
     struct items *items = items_at(&payload, places);
     if (!items || !(found = PyList_New(0))) goto end;
     struct queue_key key;
     unsigned long queue_id = 0;
-    while (items_next(items)) {
-        if (!queue_key_read(&items->packed, &key)) {
-            items->bad = true;
-            break;
+    unsigned long long first = 0;
+    Py_ssize_t count = 0;
+    bool is_there;
+    do {
+        is_there = items_next(items);
+        if ((is_there && !queue_key_read(&items->packed, &key)) || items->bad) {
+            Py_DECREF(found);
+            found = Py_NewRef(Py_None);
+            goto end;
         }
-        if (!numbers || key.queue_id != queue_id) {
-            queue_id = key.queue_id;
-            if (!(numbers = PyList_New(0)) || !append(found, Py_BuildValue("kN", queue_id, numbers))) {
+        if (count && (!is_there || key.queue_id != queue_id || key.number - first != (unsigned long long)count)) {
+            if (!append(found, Py_BuildValue("kKn", queue_id, first, count))) {
                 Py_CLEAR(found);
                 goto end;
             }
+            count = 0;
         }
-        if (!append(numbers, PyLong_FromUnsignedLongLong(key.number))) {
-            Py_CLEAR(found);
-            goto end;
-        }
-    }
-    if (items->bad) {
-        Py_DECREF(found);
-        found = Py_NewRef(Py_None);
-    }
+        if (is_there && !count++) queue_id = key.queue_id, first = key.number;
+    } while (is_there);
 end:
     free(items);
     PyBuffer_Release(&payload);
@@ -514,6 +529,7 @@ end:
 static PyMethodDef columns_methods[] = {
     {"append", columns_append, METH_VARARGS, NULL},
     {"end_rows", columns_end_rows, METH_VARARGS, NULL},
+    {"end_run", columns_end_run, METH_VARARGS, NULL},
     {"enter", columns_enter, METH_VARARGS, NULL},
     {"take_column", columns_take_column, METH_O, NULL},
     {NULL, NULL, 0, NULL},

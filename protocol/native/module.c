@@ -120,6 +120,7 @@ static PyMethodDef methods[] = {
     {"entries_again", entries_again, METH_VARARGS, NULL},
     {"digests_of", digests_of, METH_O, NULL},
     {"refs_of", refs_of, METH_O, NULL},
+    {"run_of_refs", run_of_refs, METH_O, NULL},
     {"split", split, METH_O, NULL},
     {"are_whole", are_whole, METH_O, NULL},
     {"take_usual", take_usual, METH_VARARGS, NULL},

@@ -63,6 +63,10 @@ class PlainColumns:
         self._numbers += numbers
         self._counts += [None] * rows if counts is None else counts
 
+    def end_run(self, first: int, rows: int, count: int, /) -> None:
+        """As `end_rows`, with the sequence numbers from `first` on, and each with this delivery count."""
+        self.end_rows(range(first, first + rows), [count] * rows)
+
     def arrays(self) -> dict[str, pa.Array]:
         """Raises ValueError, TypeError, OverflowError if a value was out of range."""
         if not self._messages[0]:
@@ -83,12 +87,13 @@ class PlainColumns:
 class NativeColumns:
     """As `PlainColumns`, in the extension's buffers, as Arrow has them. `enter` is that of `protocol/_native.pyi`."""
 
-    __slots__ = ("_columns", "append", "end_rows", "enter")
+    __slots__ = ("_columns", "append", "end_rows", "end_run", "enter")
 
     def __init__(self) -> None:
         self._columns = extension.Columns()
         self.append = self._columns.append
         self.end_rows = self._columns.end_rows
+        self.end_run = self._columns.end_run
         self.enter = self._columns.enter
 
     def __len__(self) -> int:

@@ -5,6 +5,7 @@ turn has *hints* for the journal, of each partition a list of lists that begin w
 
     [NAMED, entity id, path]
     [DONE, op, queue id, numbers, delivery counts or None, reason or None, time ms or None]
+    [DONE_RUN, op, queue id, first number, messages, delivery count of each, reason or None, time ms or None]
     [MOVED, op, queue id, numbers, delivery counts or None, queue id, first number, reason or None]
     [ENTERED, queue id, numbers, reason, queue id of origin or None, numbers there or None]
     [BARE, op, queue id, message ids, copies or None, queue id of origin or None, numbers there or None]
@@ -15,6 +16,7 @@ turn has *hints* for the journal, of each partition a list of lists that begin w
 - NAMED comes before the first other hint and the first change of that entity since the worker was started.
 - DONE: why these messages leave their queue, or what else happened to them. A time is given if it is not the turn's:
   a turn that only hands out messages changes nothing, and its hints wait for the next frame.
+- DONE_RUN: as DONE, of at most RUN_MAX messages with consecutive numbers and the same delivery count.
 - MOVED: these leave by `op`, and enter the second queue under consecutive numbers.
 - ENTERED: these come from elsewhere.
 - BARE: messages that were accepted and not stored in this queue. An id is bytes (one encoded AMQP value) or None.
@@ -35,6 +37,10 @@ class Hint(IntEnum):
     TAKEN_OVER = 5
     STAGED = 6
     STATES = 7
+    DONE_RUN = 8
+
+
+RUN_MAX = 1 << 16
 
 
 class Op(IntEnum):

@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from protocol.extension import extension
 from storage.journal.columns import NO_PROPERTIES, NativeColumns, Properties, new_columns, taken
-from storage.journal.events import LEAVING, Hint, Op, name_of
+from storage.journal.events import LEAVING, RUN_MAX, Hint, Op, name_of
+from storage.journal.leaving import Leaving
 from storage.journal.queues import Mode, Queue, Queues
 from storage.journal.schema import SCHEMA, UNEXPLAINED
 from storage.log.changes import Operation
@@ -110,12 +111,9 @@ class Rows:
         for hint in hints:
             kind = hint[0]
             if kind == Hint.DONE:
-                _, op, queue_id, numbers, counts, reason, at_ms = hint
-                at = time_ms if at_ms is None else at_ms
-                if changed and op in _CHANGING:
-                    self._changed(at, op, queue_id, numbers, counts, reason, changed)
-                else:
-                    self._done(at, op, queue_id, numbers, counts, reason, leaving)
+                self._done(time_ms, hint, leaving, changed)
+            elif kind == Hint.DONE_RUN:
+                self._done_run(time_ms, hint, leaving, changed)
             elif kind == Hint.MOVED:
                 self._moved(time_ms, hint, leaving, entries)
             elif kind == Hint.BARE:
@@ -128,10 +126,8 @@ class Rows:
             why = {hint[1]: hint[2] for hint in hints if hint[0] == Hint.STATES}
             for key, state in found.states:
                 self._state(time_ms, key, state, why)
-        for queue_id, unexplained in leaving.items():
-            if unexplained:
-                queue = self._queues.at(queue_id)
-                self._run(time_ms, _NAMES[Op.PURGED], queue, UNEXPLAINED, list(unexplained), None)
+        for queue_id, unexplained in leaving.left():
+            self._run(time_ms, _NAMES[Op.PURGED], self._queues.at(queue_id), UNEXPLAINED, unexplained, None)
 
     def _add_usual(
         self,
@@ -155,17 +151,18 @@ class Rows:
                 return None
             elif table == Table.QUEUE:
                 (left if kind == Operation.DELETE else entries).append(items)
-        leaving: _Leaving = {}
+        leaving = Leaving()
+        highest_left: dict[int, int] = {}
         if left:
             runs = extension.numbers_of(payload, left)
             if runs is None:
                 return None
-            for queue_id, numbers in runs:
-                leaving.setdefault(queue_id, []).extend(numbers)
+            for queue_id, first, count in runs:
+                leaving.add(queue_id, range(first, first + count))
+                highest_left[queue_id] = max(highest_left.get(queue_id, 0), first + count - 1)
         if not entries:
             return _Changes(leaving)
         runs = extension.entries_of(payload, entries)
-        highest_left = {queue_id: max(numbers) for queue_id, numbers in leaving.items()}
         if runs is None or any(lowest <= highest_left.get(queue_id, -1) for queue_id, _, lowest in runs):
             return None  # a message may have come and gone
         queues = [self._queues.at(queue_id) for queue_id, _, _ in runs]
@@ -209,9 +206,12 @@ class Rows:
             entered, left = _net(operations, origins)
         if entered:
             self._enter(time_ms, entered, records, origins, adopted)
-        leaving: _Leaving = {}
+        numbers_left: dict[int, list[int]] = {}
         for queue_id, _, number in _iter_queue_keys(b"".join(left)):
-            leaving.setdefault(queue_id, []).append(number)
+            numbers_left.setdefault(queue_id, []).append(number)
+        leaving = Leaving()
+        for queue_id, numbers in numbers_left.items():
+            leaving.add(queue_id, numbers)
         return _Changes(leaving, entered, put, records, states)
 
     def truncate(self, time_ms: int, why: str) -> None:
@@ -294,6 +294,31 @@ class Rows:
         return enqueued_ms, expires_ms, (message_id, session_id or fields.get(Field.SESSION), *others)
 
     def _done(
+        self, time_ms: int, hint: Sequence[Any], leaving: Leaving, changed: Mapping[tuple[int, int], bytes]
+    ) -> None:
+        _, op, queue_id, numbers, counts, reason, at_ms = hint
+        at = time_ms if at_ms is None else at_ms
+        if changed and op in _CHANGING:
+            self._changed(at, op, queue_id, numbers, counts, reason, changed)
+        else:
+            self._explain(at, op, queue_id, numbers, counts, reason, leaving)
+
+    def _done_run(
+        self, time_ms: int, hint: Sequence[Any], leaving: Leaving, changed: Mapping[tuple[int, int], bytes]
+    ) -> None:
+        _, op, queue_id, first, messages, count, reason, at_ms = hint
+        if not 0 < messages <= RUN_MAX:
+            raise ValueError(f"a run of {messages} messages")
+        numbers = range(first, first + messages)
+        if (changed and op in _CHANGING) or (op in _LEAVING and not leaving.take_next(queue_id, numbers)):
+            self._done(time_ms, (None, op, queue_id, [*numbers], [count] * messages, reason, at_ms), leaving, changed)
+            return
+        queue = self._queues.at(queue_id)
+        if queue.mode is not Mode.OFF:
+            self._begin_run(time_ms if at_ms is None else at_ms, _NAMES[op], queue, reason, messages)
+            self._columns.end_run(first, messages, count)
+
+    def _explain(
         self,
         time_ms: int,
         op: int,
@@ -301,19 +326,15 @@ class Rows:
         numbers: Sequence[int],
         counts: Sequence[int] | None,
         reason: str | None,
-        leaving: "_Leaving",
+        leaving: Leaving,
         description: str | None = None,
     ) -> None:
         if op in _LEAVING:
-            there = leaving.pop(queue_id, None) or ()
-            if list(numbers) != there:
-                left = dict.fromkeys(there)
-                kept = [place for place, number in enumerate(numbers) if left.pop(number, True) is None]
-                if len(kept) != len(numbers):  # a message leaves once
-                    self.unfounded += len(numbers) - len(kept)
-                    counts = counts and [counts[place] for place in kept]
-                    numbers = [numbers[place] for place in kept]
-                leaving[queue_id] = list(left)
+            kept = leaving.take(queue_id, numbers)
+            if len(kept) != len(numbers):
+                self.unfounded += len(numbers) - len(kept)
+                counts = counts and [counts[index] for index in kept]
+                numbers = [numbers[index] for index in kept]
         if numbers:
             self._run(time_ms, _NAMES[op], self._queues.at(queue_id), reason, numbers, counts, description=description)
 
@@ -374,21 +395,20 @@ class Rows:
         self,
         time_ms: int,
         hint: Sequence[Any],
-        leaving: "_Leaving",
+        leaving: Leaving,
         entries: Mapping[bytes, bytes],
     ) -> None:
         """`entries` are those that have entered a queue, by key."""
         _, op, queue_id, numbers, counts, to_queue_id, first, reason = hint
-        there = leaving.get(queue_id, ())
-        if op == Op.PUBLISHED and not any(number in there for number in numbers):
+        if op == Op.PUBLISHED and not leaving.has_any(queue_id, numbers):
             return  # the copies of a further subscription; the first has told that it left
         if op != Op.DEAD_LETTERED:
-            self._done(time_ms, op, queue_id, numbers, counts, None, leaving)
+            self._explain(time_ms, op, queue_id, numbers, counts, None, leaving)
             return
         for place, number in enumerate(numbers):
             key = (to_queue_id << 72 | first + place).to_bytes(13, "big")
             description = self._description(entries.get(key))
-            self._done(
+            self._explain(
                 time_ms, op, queue_id, [number], counts and [counts[place]], reason, leaving, description=description
             )
 
@@ -464,7 +484,7 @@ class Rows:
         }
         found |= self._columns.arrays()
         found["partition"] = pa.repeat(pa.scalar(self._partition, pa.int32()), rows)
-        found["journalOffset"] = pa.array(range(first_offset, first_offset + rows), pa.int64())
+        found["journalOffset"] = pa.arange(first_offset, first_offset + rows)
         return pa.RecordBatch.from_arrays([found[name] for name in SCHEMA.names], schema=SCHEMA)
 
 
@@ -475,13 +495,11 @@ _RUN_COLUMNS: Final = (
 )  # fmt: skip
 _OF_RECORDS: Final = frozenset(map(int, (Hint.MOVED, Hint.ENTERED, Hint.STAGED)))
 
-_Leaving = dict[int, list[int]]  # by queue, the numbers in the order in which they left, until hints have said why
-
 
 class _Changes(NamedTuple):
     """What hints may say something about."""
 
-    leaving: _Leaving
+    leaving: Leaving
     entered: Sequence[tuple[bytes, bytes]] = ()
     put: Sequence[tuple[bytes, bytes]] = ()
     records: Mapping[bytes, bytes] = {}  # by key, of messages that were stored

@@ -28,7 +28,7 @@ from storage.log.frames import (
 from storage.log.segments import segment_numbers, segment_path
 from storage.store import StoreError
 
-READ_BYTES = 256 << 10  # at once, and at least a whole frame
+READ_BYTES = 64 << 10  # at once; then a longer frame as a whole
 HEADER_BYTES = 1 << 16  # at the start of a segment; its header is at most about so long
 
 
@@ -64,30 +64,30 @@ class LogTail:
         self._at = 0  # the offset of the next frame in the segment
         self._following: int | None = None  # the segment that continues the log, once the last frame of this was read
 
-    def read(self, up_to_lsn: int | None, max_bytes: int) -> list[Frame]:
+    def read(self, up_to_lsn: int | None, max_bytes: int) -> Iterator[Frame]:
         """The next turns up to that LSN, or all that are whole; no more after `max_bytes` of payloads.
 
-        Payloads stay valid. Empty if there are none yet, or the log is not there. Raises Overtaken if there were none
-        before the gap.
+        Each is read when it is asked for: it is in the processor's cache then. Payloads stay valid. Empty if there are
+        none yet, or the log is not there. An error is only raised in place of the first: the position is that of the
+        last that was given, and what is behind it fails again. Raises Overtaken if there is a gap.
         """
-        found: list[Frame] = []
+        size = 0
         try:
             if self._segment is None and not self._enter():
-                return found
-            size = 0
+                return
             for frame in self._frames(up_to_lsn):
-                found.append(frame)
                 size += len(frame.payload)
+                yield frame
                 if size >= max_bytes:
                     break
-        except Overtaken:
-            if not found:
+        except (Overtaken, UnknownLogFormat, OSError) as error:
+            if size:
+                return
+            if isinstance(error, Overtaken):
                 raise
-        except UnknownLogFormat as error:
-            raise StoreError(f"{self.directory}: {error}") from error
-        except OSError as error:
+            if isinstance(error, UnknownLogFormat):
+                raise StoreError(f"{self.directory}: {error}") from error
             raise StoreError(f"{self.directory}: the log cannot be read: {error}") from error
-        return found
 
     def skip(self) -> int:
         """Go on with the oldest frame behind the gap. Returns the LSN before it, or that of the position."""

@@ -7,7 +7,21 @@ import msgpack
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from turns_of_messages import ACTIVE, DEAD, NAMED, ORDERS, STORE, deleted, done, entry, inserted, put, record, stored
+from turns_of_messages import (
+    ACTIVE,
+    DEAD,
+    NAMED,
+    ORDERS,
+    STORE,
+    deleted,
+    done,
+    done_run,
+    entry,
+    inserted,
+    put,
+    record,
+    stored,
+)
 
 from broker.journal.properties import DECODING
 from protocol.codec import Symbol
@@ -35,6 +49,7 @@ FIELDS = st.tuples(
     IDS, st.none() | st.binary(max_size=2), TEXTS, TEXTS | st.sampled_from(["x" * 255, "x" * 256]), TEXTS, IDS,
     st.sampled_from([None, Symbol("text/plain"), Symbol("")]), st.none(), st.none(), st.none(), TEXTS,
 )  # fmt: skip
+COUNTS = st.sampled_from([0, 1, (1 << 31) - 1])
 QUEUE_IDS = st.sampled_from([ACTIVE, ACTIVE, ACTIVE, COPY, DEAD, queue_id_of(77)])
 
 
@@ -82,7 +97,7 @@ def turns(draw: Any) -> tuple[int, Any, Any]:
     cut = draw(st.integers(0, len(messages)))
     operations = [stored(*records), inserted(*entries[:cut]), inserted(*entries[cut:])]
     gone = draw(st.lists(st.tuples(QUEUE_IDS, st.integers(0, 12)), max_size=6, unique=True))
-    operations += [deleted(queue_id, number) for queue_id, number in gone]
+    operations += [deleted(queue_id, number) for queue_id, number in (sorted(gone) if draw(st.booleans()) else gone)]
     key = session_key(ACTIVE, b"s")
     others = [
         put(entry(ACTIVE, 3, 1, count=1, overlay={Field.ENQUEUED_MS: 5})),
@@ -95,6 +110,9 @@ def turns(draw: Any) -> tuple[int, Any, Any]:
     for queue_id in draw(st.lists(QUEUE_IDS, max_size=2)):
         numbers = draw(st.permutations([number for each, number in gone if each == queue_id]))
         hints.append(done(draw(st.sampled_from([Op.COMPLETED, Op.DELIVERED])), queue_id, *numbers))
+    for queue_id in draw(st.lists(QUEUE_IDS, max_size=3)):
+        op = draw(st.sampled_from([Op.COMPLETED, Op.DELIVERED, Op.ABANDONED]))
+        hints.append(done_run(op, queue_id, draw(st.integers(0, 12)), draw(st.integers(1, 5)), draw(COUNTS)))
     bare = [Hint.BARE, Op.PING, ACTIVE, [b"\xa1\x01m", None], None, None, None]
     entered = [Hint.ENTERED, ACTIVE, [first], "moved", COPY, [4]]
     hints += draw(st.lists(st.sampled_from([bare] if are_usual else [bare, entered]), max_size=1))
@@ -171,4 +189,37 @@ def test_a_count_that_no_column_holds_is_an_error(count, kind):
 
 def arrays_of(columns: Any, numbers: Any, counts: Any) -> Any:
     columns.end_rows(numbers, counts)
+    return columns.arrays()
+
+
+@given(turns(), st.sampled_from(Mode))
+def test_a_run_is_as_its_messages_one_by_one(turn, mode):
+    time_ms, changes, [(partition, store, hints)] = turn
+    plain = []
+    for hint in hints:
+        if hint[0] == Hint.DONE_RUN:
+            _, op, queue_id, first, messages, count, _, at_ms = hint
+            hint = done(op, queue_id, *range(first, first + messages), counts=[count] * messages, at_ms=at_ms)
+        plain.append(hint)
+    payloads = [msgpack.packb((time_ms, changes, [(partition, store, each)])) for each in (hints, plain)]
+    made = [rows_of([payload], mode, NativeColumns, skim_turn) for payload in payloads]
+    assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("messages", [-1, 0, (1 << 16) + 1, 1 << 62, None, b"2"])
+@pytest.mark.parametrize("read", [skim_turn, plainly])
+def test_a_run_without_end_is_an_error(messages, read):
+    payload = msgpack.packb((1, [(3, [])], [(3, STORE, [NAMED, done_run(Op.DELIVERED, ACTIVE, 1, messages)])]))
+    assert rows_of([payload], Mode.EVENTS, NativeColumns, read) in EXPECTED
+
+
+@pytest.mark.parametrize(("first", "count"), [(1 << 63, 0), ((1 << 63) - 1, 0), (1, 1 << 31), (1, -(1 << 63))])
+@pytest.mark.parametrize("kind", [NativeColumns, PlainColumns])
+def test_a_run_that_no_column_holds_is_an_error(first, count, kind):
+    with pytest.raises((OverflowError, ValueError)):
+        arrays_of_run(kind(), first, count)
+
+
+def arrays_of_run(columns: Any, first: int, count: int) -> Any:
+    columns.end_run(first, 2, count)
     return columns.arrays()

@@ -84,3 +84,15 @@ def done(
     op: Op, queue_id: int, *numbers: int, counts: Any = None, reason: str | None = None, at_ms: int | None = None
 ) -> list[Any]:
     return [Hint.DONE, op, queue_id, numbers, counts, reason, at_ms]
+
+
+def done_run(
+    op: Op,
+    queue_id: int,
+    first: int,
+    messages: int,
+    count: int = 0,
+    reason: str | None = None,
+    at_ms: int | None = None,
+) -> list[Any]:
+    return [Hint.DONE_RUN, op, queue_id, first, messages, count, reason, at_ms]

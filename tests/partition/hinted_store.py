@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 
 from broker.journal.properties import DECODING
-from storage.journal.events import ENTERING, LEAVING, Hint, Op, name_of
+from storage.journal.events import ENTERING, LEAVING, RUN_MAX, Hint, Op, name_of
 from storage.journal.queues import Mode, Modes, Queues
 from storage.journal.rows import Rows
 from storage.journal.schema import UNEXPLAINED
@@ -118,6 +118,13 @@ class HintedStore(MemoryStore):
                     assert self.named.setdefault(entity_id, path) == path
                 case Hint.DONE, [op, queue_id, numbers, counts, _, _]:
                     assert counts is None or len(counts) == len(numbers)
+                    (left.extend if op in LEAVING else kept.update)([(queue_id, number) for number in numbers])
+                    assert op not in ENTERING
+                    assert op not in NOT_STORED or op == Op.PUBLISHED
+                case Hint.DONE_RUN, [op, queue_id, first, messages, count, _, _]:
+                    assert 0 < messages <= RUN_MAX
+                    assert count >= 0
+                    numbers = range(first, first + messages)
                     (left.extend if op in LEAVING else kept.update)([(queue_id, number) for number in numbers])
                     assert op not in ENTERING
                     assert op not in NOT_STORED or op == Op.PUBLISHED

@@ -185,10 +185,28 @@ def test_numbers_and_counts_are_split_alike(refs):
         assert native == journal._split(refs) == (tuple(ref[0] for ref in refs), tuple(ref[2] for ref in refs))
 
 
+REFS_IN_RUNS = st.tuples(LARGE, st.integers(1, 4), st.sampled_from([0, 7])).map(
+    lambda run: [(run[0] + index, 5, run[2], None) for index in range(run[1])]
+)
+
+
+@given(st.lists(REFS_IN_RUNS, min_size=1, max_size=2).map(lambda runs: [ref for run in runs for ref in run]))
+def test_runs_of_refs_are_found_alike(refs):
+    native = journal._run_of(refs)
+    with pytest.MonkeyPatch.context() as patch:
+        without_extension(patch, journal)
+        assert native == journal._run_of(refs)
+    if native is not None:
+        assert refs == [(native[0] + index, 5, native[1], None) for index in range(len(refs))]
+    elif len({count for _, _, count, _ in refs}) == 1:
+        assert [number for number, *_ in refs] != [*range(refs[0][0], refs[0][0] + len(refs))]
+
+
 @pytest.mark.parametrize("refs", [[()], [(1, 2)], [(1, 2, 3), None]])
-def test_what_is_no_ref_is_an_error_and_no_crash(refs):
+@pytest.mark.parametrize("function", [extension and extension.split, extension and extension.run_of_refs])
+def test_what_is_no_ref_is_an_error_and_no_crash(refs, function):
     with pytest.raises((IndexError, SystemError)):
-        extension.split(refs)
+        function(refs)
 
 
 RANGES = st.lists(st.tuples(LARGE, st.integers(1, 300)) | LARGE, max_size=9)

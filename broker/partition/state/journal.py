@@ -10,12 +10,12 @@ from typing import Any
 from broker.partition.state.locks import Held, ref_of
 from broker.partition.state.window import Ref
 from protocol.extension import extension
-from storage.journal.events import Hint, Op
+from storage.journal.events import RUN_MAX, Hint, Op
 from storage.records import Place
 from storage.store import Store
 
 # Here, because to look up a member of an enum takes as long as a call.
-_NAMED, _DONE, _MOVED, _ENTERED, _BARE, _TAKEN_OVER, _STAGED, _STATES = map(int, Hint)
+_NAMED, _DONE, _MOVED, _ENTERED, _BARE, _TAKEN_OVER, _STAGED, _STATES, _DONE_RUN = map(int, Hint)
 _DELIVERED = int(Op.DELIVERED)
 
 
@@ -25,6 +25,16 @@ def _split(refs: list[Ref]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         found: tuple[tuple[int, ...], tuple[int, ...]] = extension.split(refs)
         return found
     return tuple([number for number, _, _, _ in refs]), tuple([count for _, _, count, _ in refs])
+
+
+def _run_of(refs: list[Ref]) -> tuple[int, int] | None:
+    """The first number and each one's delivery count; None if the refs are no run."""
+    if extension is not None:
+        found: tuple[int, int] | None = extension.run_of_refs(refs)
+        return found
+    numbers, counts = _split(refs)
+    is_run = numbers == tuple(range(numbers[0], numbers[0] + len(refs))) and len({*counts}) == 1
+    return (numbers[0], counts[0]) if is_run else None
 
 
 class Journal:
@@ -51,12 +61,20 @@ class Journal:
 
     def delivered(self, queue_id: int, refs: Iterable[Ref], now_ms: int) -> None:
         if self.is_on and (found := [*refs]):
-            self._hint(_DONE, _DELIVERED, queue_id, *_split(found), None, now_ms)
+            self._done(_DELIVERED, queue_id, found, None, now_ms)
 
     def done(self, op: Op, queue_id: int, messages: Sequence[Held], reason: str | None = None) -> None:
         """These leave their queue by `op`, or `op` happened to them."""
         if self.is_on and messages:
-            self._hint(_DONE, int(op), queue_id, *_split([*map(ref_of, messages)]), reason, None)
+            self._done(int(op), queue_id, [*map(ref_of, messages)], reason, None)
+
+    def _done(self, op: int, queue_id: int, refs: list[Ref], reason: str | None, at_ms: int | None) -> None:
+        run = _run_of(refs) if len(refs) <= RUN_MAX else None
+        if run is None:
+            self._hint(_DONE, op, queue_id, *_split(refs), reason, at_ms)
+        else:
+            first, count = run
+            self._hint(_DONE_RUN, op, queue_id, first, len(refs), count, reason, at_ms)
 
     def gone(self, op: Op, queue_id: int, numbers: Sequence[int], reason: str | None = None) -> None:
         """As `done`, for messages of which only the numbers are known."""

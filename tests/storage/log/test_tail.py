@@ -1,6 +1,7 @@
 """The tail of a log: every frame once and in order, whatever the turns, segments and restarts are."""
 
 import os
+from errno import EIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,8 +13,9 @@ from storage.log.frames import BLOCK_BYTES, FRAME_HEAD_BYTES, Frame, TablesState
 from storage.log.reading import LogOnDisk
 from storage.log.recovery import put_aside
 from storage.log.segments import segment_path
-from storage.log.tail import LogTail, Overtaken, Position
+from storage.log.tail import READ_BYTES, LogTail, Overtaken, Position
 from storage.log.writer import LogWriter, make_log
+from storage.store import StoreError
 
 LOG_ID = bytes(range(16))
 SEGMENT_BYTES = 32 << 10
@@ -107,7 +109,7 @@ def test_every_turn_is_read_once_and_in_order(steps, frees):
         assert [decode_turn(payload)[0] for _, payload in found] == [*range(1, log.turns + 1)]
         if not frees and not restarted:
             assert found == plain(log.on_disk(0))
-        assert tail.read(durable, 1 << 30) == []
+        assert [*tail.read(durable, 1 << 30)] == []
         tail.close()
         log.writer.close()
 
@@ -119,7 +121,7 @@ def test_nothing_is_read_beyond_what_is_durable(log):
     tail = LogTail(log.directory, None)
     lsns = [frame.lsn for frame in tail.read(7, 1 << 20)]
     assert lsns[-1] <= 7
-    assert tail.read(7, 1 << 20) == []
+    assert [*tail.read(7, 1 << 20)] == []
     assert [frame.lsn for frame in tail.read(9, 1 << 20)] == [8, 9]
 
 
@@ -130,7 +132,7 @@ def test_a_tail_that_was_overtaken_says_so_and_goes_on_with_the_oldest_frame(log
     for _ in range(100):
         log.turn(3000)
     with pytest.raises(Overtaken, match=r"used again|are gone"):
-        tail.read(log.writer.lsn, 1 << 20)
+        [*tail.read(log.writer.lsn, 1 << 20)]
     before = tail.skip()
     assert before > 1
     lsns = [frame.lsn for frame in tail.read(log.writer.lsn, 1 << 30)]
@@ -142,26 +144,26 @@ def test_a_position_that_is_gone_is_overtaken(log):
     for _ in range(100):
         log.turn(3000)
     with pytest.raises(Overtaken, match="are gone"):
-        LogTail(log.directory, Position(LOG_ID[:8], 3)).read(log.writer.lsn, 1 << 20)
+        [*LogTail(log.directory, Position(LOG_ID[:8], 3)).read(log.writer.lsn, 1 << 20)]
 
 
 def test_another_log_in_its_place_is_noticed(log):
     log.turn(10)
     tail = LogTail(log.directory, None)
-    tail.read(1, 1 << 20)
+    [*tail.read(1, 1 << 20)]
     log.writer.close()
     put_aside(log.directory)
     other = Log(log.directory, bytes(16))
     other.turn(10)
-    assert tail.read(1, 1 << 20) == []  # by its LSN nothing is new
+    assert [*tail.read(1, 1 << 20)] == []  # by its LSN nothing is new
     other.turn(10)
     with pytest.raises(Overtaken, match="replaced"):
-        tail.read(2, 1 << 20)
+        [*tail.read(2, 1 << 20)]
     assert tail.skip() == 0
     assert [frame.lsn for frame in tail.read(2, 1 << 20)] == [1, 2]
     assert tail.position == Position(bytes(16), 2)
     with pytest.raises(Overtaken, match="another log"):
-        LogTail(log.directory, Position(LOG_ID[:8], 1)).read(2, 1 << 20)
+        [*LogTail(log.directory, Position(LOG_ID[:8], 1)).read(2, 1 << 20)]
     log.writer = other.writer
 
 
@@ -176,7 +178,7 @@ def test_a_damaged_frame_is_a_gap_and_the_next_ones_are_read(log):
     tail = LogTail(log.directory, None)
     assert [frame.lsn for frame in tail.read(5, 1 << 20)] == [1, 2]
     with pytest.raises(Overtaken, match=r"segment-0: byte 12288: turn 3 cannot be read"):
-        tail.read(5, 1 << 20)
+        [*tail.read(5, 1 << 20)]
     assert tail.skip() == 3
     assert [frame.lsn for frame in tail.read(5, 1 << 20)] == [4, 5]
 
@@ -189,13 +191,13 @@ def test_a_length_that_is_nonsense_takes_no_memory(log):
         file.write((1 << 62).to_bytes(8, "big"))
     tail = LogTail(log.directory, None)
     with pytest.raises(Overtaken, match="cannot be read"):
-        tail.read(1, 1 << 20)
+        [*tail.read(1, 1 << 20)]
     assert tail.skip() == 0, "nothing can be read behind it yet"
 
 
 def test_there_may_be_no_log_yet(tmp_path):
     tail = LogTail(tmp_path / "logs" / "0", None)
-    assert tail.read(7, 1 << 20) == []
+    assert [*tail.read(7, 1 << 20)] == []
     log = Log(tmp_path / "logs" / "0")
     log.turn(1)
     assert [frame.lsn for frame in tail.read(1, 1 << 20)] == [1]
@@ -207,7 +209,7 @@ def test_it_reads_what_is_new_and_nothing_twice(log, monkeypatch):
     for _ in range(3):
         log.turn(20_000)
     tail = LogTail(log.directory, None)
-    tail.read(log.writer.lsn, 1 << 30)
+    [*tail.read(log.writer.lsn, 1 << 30)]
     read, real = [], os.pread
 
     def counted(descriptor, size, offset):
@@ -216,8 +218,27 @@ def test_it_reads_what_is_new_and_nothing_twice(log, monkeypatch):
         return data
 
     monkeypatch.setattr("storage.log.tail.os.pread", counted)
-    assert tail.read(log.writer.lsn, 1 << 30) == []
+    assert [*tail.read(log.writer.lsn, 1 << 30)] == []
     assert read == []
     log.turn(10)
-    assert len(tail.read(log.writer.lsn, 1 << 30)) == 1
+    assert len([*tail.read(log.writer.lsn, 1 << 30)]) == 1
     assert sum(read) <= 3 * SEGMENT_BYTES, "the rest of this segment, and the next one with its header"
+
+
+def test_an_error_of_the_disk_loses_no_turn(log, monkeypatch):
+    log.frees = False
+    lsns = [log.turn(READ_BYTES) for _ in range(3)]
+    tail = LogTail(log.directory, None)
+    is_broken, real = True, os.pread
+
+    def pread(descriptor, size, offset):
+        if is_broken and tail.position is not None and tail.position.lsn == lsns[0]:
+            raise OSError(EIO, "broken")
+        return real(descriptor, size, offset)
+
+    monkeypatch.setattr("storage.log.tail.os.pread", pread)
+    assert [frame.lsn for frame in tail.read(lsns[-1], 1 << 30)] == lsns[:1]
+    with pytest.raises(StoreError, match="broken"):
+        [*tail.read(lsns[-1], 1 << 30)]
+    is_broken = False
+    assert [frame.lsn for frame in tail.read(lsns[-1], 1 << 30)] == lsns[1:]
