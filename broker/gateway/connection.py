@@ -406,8 +406,12 @@ class ClientConnection(asyncio.Protocol):
         """Post what the links have gathered, and write the output of the engine.
 
         The engine calls handlers while it is fed and read, and these may flush. Writing then would put later frames
-        before those that the engine is just returning.
+        before those that the engine is just returning. A frame of a worker may have more for this connection.
         """
+        to_flush = self.gateway.router.to_flush
+        if to_flush is not None:
+            to_flush.add(self)
+            return
         if self._busy:
             self._flush_again = True
             return

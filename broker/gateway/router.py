@@ -347,8 +347,16 @@ class WorkerConnection:
     # -- answers
 
     def _dispatch(self, messages: Iterable[Message]) -> None:
+        touched = self._router.to_flush = set()
+        try:
+            self._dispatch_each(messages, touched)
+        finally:
+            self._router.to_flush = None
+            for connection in touched:
+                connection.flush()
+
+    def _dispatch_each(self, messages: Iterable[Message], touched: set[Owner]) -> None:
         channels = self.channels
-        touched = set()
         for message in messages:
             match message:
                 case Sent() | DeliverRun() | Deliver() | Refused() | Opened() | Drained() | Available() | Closed():
@@ -386,8 +394,6 @@ class WorkerConnection:
                 case Deleted():
                     self._router.on_deleted(message.entity_ids)
                     self.post(wire.followed(message.version))
-        for connection in touched:
-            connection.flush()
 
     def _tell(
         self, channel: Channel, message: Deliver | DeliverRun | Sent | Refused | Opened | Drained | Available | Closed
@@ -454,6 +460,7 @@ class Router:
         # A partition that no worker has claimed yet has a connection that is never made, and that holds its channels.
         self._by_partition: dict[int, WorkerConnection] = {}
         self._namespace_id = b""
+        self.to_flush: set[Owner] | None = None  # while a frame of a worker is handled: flushed at its end
         self.in_turn = False  # True while a read is handled, at the end of which `end_turn` is called
         self._due: list[WorkerConnection] = []  # those with commands to send
         self._at_once = TURNS_AT_ONCE  # so many turns send at their end, before a round is counted

@@ -206,16 +206,17 @@ def _settle(core: Core, transaction: Transaction, operation: SettleOperation, no
     except BrokerError as error:
         return [error] * len(tokens)
     results: list[BrokerError | None] = []
+    outcome = Outcome(outcome)
     for token in tokens:
-        refused = settlement.refusal(core, queue, token, Outcome(outcome), properties, now_ms)
+        refused = settlement.refusal(core, queue, token, outcome, properties, now_ms)
         if refused is None:
             try:
-                _check_settlements(core, transaction, queue, [token], Outcome(outcome), properties)
+                _check_settlements(core, transaction, queue, [token], outcome, properties)
             except QuotaExceeded as error:
                 refused = error
         results.append(refused)
         if refused is None:
-            _stage(core, transaction, queue, [token], Outcome(outcome), properties, quiet)
+            _stage(core, transaction, queue, [token], outcome, properties, quiet)
     if queue.sessions is not None and receiver is not None:
         return session_locks.named(core, receiver, results, now_ms)
     return results
@@ -254,7 +255,12 @@ def _stage(
     transaction.settled_count += len(tokens)
     transaction.settled_bytes += _settled_bytes(queue, tokens, outcome, properties)
     queue.locks.staged.update(tokens)
-    transaction.operations.append(Settle(queue.id, tokens, outcome, properties, quiet))
+    settled = Settle(queue.id, list(tokens), outcome, properties, quiet)
+    last = transaction.operations[-1] if transaction.operations else None
+    if isinstance(last, Settle) and not properties and last == settled._replace(tokens=last.tokens):
+        last.tokens.extend(tokens)
+    else:
+        transaction.operations.append(settled)
 
 
 # -- the end

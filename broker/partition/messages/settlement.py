@@ -51,7 +51,7 @@ def settle(
     already, or settled in an open transaction, or takes no delay. MessageTooLarge: the properties set on this message
     by its receivers become too large. InvalidArgument, OutOfRange: the delay is none.
     """
-    if outcome == _ACCEPTED and not queue.locks.staged:
+    if outcome == _ACCEPTED and queue.locks.has_none_staged(ranges):
         core.changing()
         removed = queue.locks.remove_all(ranges, now_ms)
         if None not in removed:

@@ -242,6 +242,10 @@ class Locks:
             removed.append(held)
         return removed
 
+    def has_none_staged(self, ranges: Sequence[bytes]) -> bool:
+        """True if no open transaction settles one of these."""
+        return not self.staged or self.staged.isdisjoint(tokens_of(ranges))
+
     def renew(self, token: bytes, until_ms: int) -> None:
         ref, size, due_ms, place, _, holder = self.held.pop(token)
         self.held[token] = (ref, size, due_ms, place, until_ms, holder)

@@ -16,7 +16,7 @@ class Send(NamedTuple):
 
 class Settle(NamedTuple):
     queue_id: int
-    tokens: Sequence[bytes]
+    tokens: list[bytes]
     outcome: Outcome
     properties: dict[str, Any] | None
     quiet: bool  # the client has settled these deliveries and has forgotten them
