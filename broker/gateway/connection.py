@@ -182,7 +182,8 @@ class ClientConnection(asyncio.Protocol):
         posted_behind = router.posted_behind
         if posted_behind:
             posted_behind.clear()  # these were added for other connections
-        router.in_turn = self._busy = True
+        router.begin_turn()
+        self._busy = True
         try:
             try:
                 if self._sasl is not None:

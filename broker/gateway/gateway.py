@@ -74,6 +74,7 @@ class Gateway:
             self.metrics,
             self._on_catalog,
             busy_seconds=self.settings.busy_seconds,
+            poll_seconds=self.settings.poll_seconds,
             connection=connection or connections(self.settings.cluster),
         )
         self.new_message_id = MessageIds()

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from broker import runs, wire
 from broker.errors import BY_NAME, BrokerError, InternalError, OutcomeUnknown, ServerBusy
+from broker.gateway.idle_loop import IdleLoop
 from broker.logging import get_logger
 from broker.metrics import GatewayMetrics
 from broker.wire import (
@@ -264,7 +265,7 @@ class WorkerConnection:
         self._awaits = self.is_stalled = False
         self._silent_looks = 0
         router = self._router
-        router.in_turn = True
+        router.begin_turn()
         try:
             self._dispatch(messages)
         finally:
@@ -441,8 +442,11 @@ class Router:
         on_catalog: Callable[[list[Any]], None],
         connection: "Callable[[str, Router], WorkerConnection]",
         busy_seconds: float = 10.0,
+        poll_seconds: float = 0.0,
     ) -> None:
         """A worker that has not answered for `busy_seconds` is busy: it gets no commands until it answers.
+
+        Before the loop sleeps, it may poll for `poll_seconds`.
 
         `connection` makes the connection to the worker with this socket.
         """
@@ -461,6 +465,7 @@ class Router:
         self._by_partition: dict[int, WorkerConnection] = {}
         self._namespace_id = b""
         self.to_flush: set[Owner] | None = None  # while a frame of a worker is handled: flushed at its end
+        self._idle = IdleLoop(poll_seconds)
         self.in_turn = False  # True while a read is handled, at the end of which `end_turn` is called
         self._due: list[WorkerConnection] = []  # those with commands to send
         self._at_once = TURNS_AT_ONCE  # so many turns send at their end, before a round is counted
@@ -474,8 +479,14 @@ class Router:
         if not self.in_turn and not self._gathers:
             self._gather()  # a timer, or the loop itself, has called us
 
+    def begin_turn(self) -> None:
+        """Something was read. Commands for workers are sent at the end of its turn, or of the round."""
+        self._idle.begins()
+        self.in_turn = True
+
     def end_turn(self) -> None:
         self.in_turn = False
+        self._idle.handled()
         if not self._due:
             return
         if self._gathers:

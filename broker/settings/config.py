@@ -32,6 +32,7 @@ from broker.settings import placement
 from broker.settings.addresses import parse_address
 from protocol.client.connection_string import ConnectionString, InvalidConnectionString
 
+IDLE_POLL_SECONDS = 400e-6  # as long as an answer takes, whose processes were woken for it, and a third more
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
@@ -620,6 +621,14 @@ class Settings(Frozen):
         description="Gateway processes that share the AMQP ports. With several, the operations endpoint is one more "
         "process, which shows them all.",
     )
+    idle_poll_us: int | None = Field(
+        None,
+        ge=0,
+        le=100_000,
+        description="Microseconds for which gateways and workers poll before they sleep, while what they wait for "
+        "comes within this time: a lone message is answered a third sooner, for processor time that nobody else wants. "
+        "Off takes 400, but 0 where a container's processor time is limited, and where there is one processor.",
+    )
     emulator: bool = Field(
         False,
         description="Behave like the Service Bus emulator, with its well-known key: whoever can connect has all "
@@ -708,6 +717,13 @@ class Settings(Frozen):
     def is_one_process(self) -> bool:
         """The only gateway and the only worker are in one process."""
         return placement.is_one_process(self.workers, self.gateways)
+
+    @property
+    def poll_seconds(self) -> float:
+        """The time for which processes may poll before they sleep: see `broker.idle_polling`."""
+        if self.idle_poll_us is not None:
+            return self.idle_poll_us / 1_000_000
+        return 0.0 if placement.processors() == 1 or placement.has_processor_limit() else IDLE_POLL_SECONDS
 
     @property
     def busy_seconds(self) -> float:

@@ -13,6 +13,38 @@ def processors() -> int:
     return os.cpu_count() or 1
 
 
+def has_processor_limit(root: str = "/") -> bool:
+    """True if a control group, of which containers are made, may use less than the processors that there are."""
+    try:
+        with open(f"{root}proc/self/cgroup") as file:  # noqa: PTH123
+            lines = file.read().splitlines()
+    except OSError:
+        return False
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        names = controllers.split(",")
+        if controllers and "cpu" not in names:
+            continue
+        mount, file_name = (
+            ("sys/fs/cgroup", "cpu.max") if not controllers else ("sys/fs/cgroup/cpu", "cpu.cfs_quota_us")
+        )
+        while True:  # in a container the path may be that of the host, and only the last of these files is there
+            if _first_word(f"{root}{mount}{path.rstrip('/')}/{file_name}").isdecimal():
+                return True
+            if path in ("", "/"):
+                break
+            path = path.rpartition("/")[0]
+    return False
+
+
+def _first_word(path: str) -> str:
+    try:
+        with open(path) as file:  # noqa: PTH123
+            return [*file.read().split(), ""][0]
+    except OSError:
+        return ""
+
+
 def is_one_process(workers: int | None, gateways: int) -> bool:
     """The arguments are the settings of these names.
 

@@ -13,6 +13,7 @@ from broker.catalog.catalog import home_partition
 from broker.catalog.changing import Limits
 from broker.child import DAMAGED_STORE, Instructions, Pulse, announce_ready, fail, read_instructions
 from broker.cluster.tls import client_context, server_context
+from broker.idle_polling import IdlePolling
 from broker.logging import configure_logging, get_logger
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
@@ -47,14 +48,16 @@ class Opened(NamedTuple):
 def main() -> int:
     """The process of a worker of its own; returns its exit status."""
 
+    instructions = read_instructions()
+
     def serve(worker: Worker) -> None:
         announce_ready()
-        make_turns(worker)
+        make_turns(worker, IdlePolling(instructions.settings.poll_seconds))
 
-    return run(read_instructions(), serve)
+    return run(instructions, serve)
 
 
-def make_turns(worker: Worker) -> None:
+def make_turns(worker: Worker, polling: IdlePolling) -> None:
     """Make turns until SIGTERM, and commit everything. Raises what turns raise."""
     is_told_to_end = False
 
@@ -70,8 +73,26 @@ def make_turns(worker: Worker) -> None:
     worker.be_woken_by(heard)
     worker.begin()
     while not is_told_to_end:
-        worker.turn(worker.poll(worker.wait_seconds()))
+        worker.turn(events_of(worker, polling))
     worker.end()
+
+
+def events_of(worker: Worker, polling: IdlePolling) -> list[tuple[int, int]]:
+    """Wait for events, or until the worker has something to do without one."""
+    seconds = worker.wait_seconds()
+    events = worker.poll()
+    if events or seconds <= 0:
+        return events
+    began = time.monotonic()
+    ends = began + min(polling.window, seconds)
+    while (now := time.monotonic()) < ends:
+        if events := worker.poll():
+            break
+        os.sched_yield()
+    else:
+        events = worker.poll(max(0.0, seconds - (now - began)))
+    polling.waited(time.monotonic() - began)
+    return events
 
 
 def run(instructions: Instructions, serve: Callable[[Worker], None]) -> int:

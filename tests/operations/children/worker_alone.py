@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from broker.idle_polling import IdlePolling
 from broker.logging import configure_logging
 from broker.namespace.entities import QueueDescription
 from broker.partition import requests
@@ -57,7 +58,7 @@ def main() -> None:
     stores: dict[int, Store] = {0: store}
     listener = UnixListener(path)
     dialler = partial(_dialler, path)
-    make_turns(Worker(0, 0, {0: partition}, stores, listener, dialler, 1, clock, touching, turns))
+    make_turns(Worker(0, 0, {0: partition}, stores, listener, dialler, 1, clock, touching, turns), IdlePolling(0))
 
 
 def _dialler(path: str, poll: select.epoll) -> UnixDialler:
