@@ -21,6 +21,7 @@ class IdleLoop:
         self._polling.waited(time.monotonic() - self._handled_at)
 
     def handled(self) -> None:
+        """It was handled. From now on the loop makes rounds for the time for which it may poll."""
         self._handled_at = time.monotonic()
         self._ends_at = self._handled_at + self._polling.window
         if self._polling.window and not self._makes_rounds:

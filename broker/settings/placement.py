@@ -1,7 +1,10 @@
-"""Whether the partitions are in the gateway's process. Imported before anything heavy is: keep it light."""
+"""What depends on the processors: whether the partitions are in the gateway's process, and whether processes may poll.
+
+Imported before anything heavy is: keep it light.
+"""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from broker.settings.variables import CONFIG_VARIABLE, VARIABLE_PREFIX, config_file
@@ -15,32 +18,31 @@ def processors() -> int:
 
 def has_processor_limit(root: str = "/") -> bool:
     """True if a control group, of which containers are made, may use less than the processors that there are."""
-    try:
-        with open(f"{root}proc/self/cgroup") as file:  # noqa: PTH123
-            lines = file.read().splitlines()
-    except OSError:
-        return False
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        names = controllers.split(",")
-        if controllers and "cpu" not in names:
-            continue
-        mount, file_name = (
-            ("sys/fs/cgroup", "cpu.max") if not controllers else ("sys/fs/cgroup/cpu", "cpu.cfs_quota_us")
-        )
-        while True:  # in a container the path may be that of the host, and only the last of these files is there
-            if _first_word(f"{root}{mount}{path.rstrip('/')}/{file_name}").isdecimal():
+    for line in _text(f"{root}proc/self/cgroup").splitlines():
+        controllers, _, path = line.partition(":")[2].partition(":")
+        if controllers and "cpu" not in controllers.split(","):
+            continue  # a group of version 1, of something else
+        groups, limit = ("sys/fs/cgroup/cpu", "cpu.cfs_quota_us") if controllers else ("sys/fs/cgroup", "cpu.max")
+        # In a container the path may be that of the host: then only the last of these files is there.
+        for group in _with_parents(path):
+            if [*_text(f"{root}{groups}{group}/{limit}").split(), ""][0].isdecimal():
                 return True
-            if path in ("", "/"):
-                break
-            path = path.rpartition("/")[0]
     return False
 
 
-def _first_word(path: str) -> str:
+def _with_parents(group: str) -> Iterator[str]:
+    """The path of a control group, and of those that it is in; the last is empty."""
+    while group.strip("/"):
+        yield group
+        group = group.rpartition("/")[0]
+    yield ""
+
+
+def _text(path: str) -> str:
+    """Empty if it cannot be read."""
     try:
-        with open(path) as file:  # noqa: PTH123
-            return [*file.read().split(), ""][0]
+        with open(path, errors="surrogateescape") as file:  # noqa: PTH123 - pathlib takes long to import
+            return file.read()
     except OSError:
         return ""
 

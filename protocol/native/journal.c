@@ -210,7 +210,7 @@ static PyObject *columns_end_run(PyObject *self, PyObject *arguments) {
     long long first, rows, count;
     if (!PyArg_ParseTuple(arguments, "LLL", &first, &rows, &count)) return NULL;
     if (rows < 0 || first > INT64_MAX - rows || count < INT32_MIN || count > INT32_MAX) {
-        PyErr_SetString(PyExc_OverflowError, "a run of rows is out of range");
+        PyErr_SetString(PyExc_OverflowError, "a run's sequence numbers have more than 64 bits, or its delivery count more than 32");
         return NULL;
     }
     for (long long row = 0; row < rows; row++, columns->rows++)

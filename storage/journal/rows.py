@@ -308,7 +308,7 @@ class Rows:
     ) -> None:
         _, op, queue_id, first, messages, count, reason, at_ms = hint
         if not 0 < messages <= RUN_MAX:
-            raise ValueError(f"a run of {messages} messages")
+            raise ValueError(f"a run of {messages} messages; one has 1 to {RUN_MAX}")
         numbers = range(first, first + messages)
         if (changed and op in _CHANGING) or (op in _LEAVING and not leaving.take_next(queue_id, numbers)):
             self._done(time_ms, (None, op, queue_id, [*numbers], [count] * messages, reason, at_ms), leaving, changed)

@@ -54,11 +54,31 @@ def test_a_steady_load_with_long_pauses_is_hardly_polled_for():
         assert polling.window <= 2 * FIRST_SECONDS
 
 
-class Worker:
-    """A worker as far as `events_of` needs one, and how often it was asked."""
+class Clock:
+    """Stands for the module `time`. Each look at it takes a millisecond."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds, self.asked = seconds, []  # type: ignore[var-annotated]
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        self.now += 0.001
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("broker.worker.process.time", clock)
+    monkeypatch.setattr("broker.gateway.idle_loop.time", clock)
+    return clock
+
+
+class Worker:
+    """A worker as far as `events_of` needs one, and for how long it was asked to wait."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self.clock, self.seconds = clock, seconds
+        self.asked: list[float] = []
         self.when: Callable[[int], list[tuple[int, int]]] = lambda count: []
 
     def wait_seconds(self) -> float:
@@ -68,68 +88,66 @@ class Worker:
         self.asked.append(seconds)
         if found := self.when(len(self.asked)):
             return found
-        time.sleep(seconds)
+        self.clock.now += seconds
         return []
 
 
-def ready(most: float = 0.05) -> IdlePolling:
+def ready(most: float) -> IdlePolling:
     polling = IdlePolling(most)
     for _ in range(20):
         polling.waited(0)
     return polling
 
 
-def test_a_worker_takes_what_comes_while_it_polls():
-    worker = Worker(60)
+def test_a_worker_takes_what_comes_while_it_polls(clock: Clock) -> None:
+    worker = Worker(clock, 60)
     worker.when = lambda count: [(7, 1)] if count == 5 else []
-    assert events_of(worker, ready()) == [(7, 1)]  # type: ignore[arg-type]
+    assert events_of(worker, ready(0.05)) == [(7, 1)]  # type: ignore[arg-type] # as much of one as it uses
     assert worker.asked == [0] * 5
 
 
-def test_a_worker_that_polls_in_vain_sleeps_until_it_has_something_to_do():
-    worker, polling = Worker(0.1), ready()
-    began = time.monotonic()
-    assert events_of(worker, polling) == []  # type: ignore[arg-type]
-    assert 0.1 <= time.monotonic() - began < 0.3
+def test_a_worker_that_polls_in_vain_sleeps_until_it_has_something_to_do(clock: Clock) -> None:
+    worker, polling = Worker(clock, 0.1), ready(0.05)
+    began = clock.now
+    assert events_of(worker, polling) == []  # type: ignore[arg-type] # as much of one as it uses
+    assert clock.now - began == pytest.approx(0.1, abs=0.005)
+    assert len(worker.asked) > 40
     assert worker.asked[:-1] == [0] * (len(worker.asked) - 1)
-    assert 0.02 < worker.asked[-1] <= 0.05
-    assert polling.window < 0.05
+    assert worker.asked[-1] == pytest.approx(0.05, abs=0.005)
+    assert polling.window == 0.025
 
 
-def test_a_worker_with_something_to_do_waits_for_nothing():
-    worker, polling = Worker(0), ready()
-    assert events_of(worker, polling) == []  # type: ignore[arg-type]
+def test_a_worker_with_something_to_do_waits_for_nothing(clock: Clock) -> None:
+    worker, polling = Worker(clock, 0), ready(0.05)
+    assert events_of(worker, polling) == []  # type: ignore[arg-type] # as much of one as it uses
     assert worker.asked == [0]
     assert polling.window == 0.05, "it did not wait, so it learns nothing"
 
 
-def test_a_worker_that_must_do_something_soon_polls_for_no_longer():
-    worker = Worker(0.001)
-    began = time.monotonic()
-    assert events_of(worker, ready(0.5)) == []  # type: ignore[arg-type]
-    assert time.monotonic() - began < 0.4
+def test_a_worker_that_must_do_something_soon_polls_for_no_longer(clock: Clock) -> None:
+    worker = Worker(clock, 0.01)
+    began = clock.now
+    assert events_of(worker, ready(0.5)) == []  # type: ignore[arg-type] # as much of one as it uses
+    assert clock.now - began == pytest.approx(0.01, abs=0.005)
     assert worker.asked[-1] == 0
 
 
-async def test_a_loop_makes_rounds_for_a_while_and_then_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_loop_makes_rounds_for_a_while_and_then_sleeps(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     rounds: list[float] = []
-    monkeypatch.setattr(
-        "broker.gateway.idle_loop.os", SimpleNamespace(sched_yield=lambda: rounds.append(time.monotonic()))
-    )
+    yielding = SimpleNamespace(sched_yield=lambda: rounds.append(clock.now))
+    monkeypatch.setattr("broker.gateway.idle_loop.os", yielding)
     idle = IdleLoop(0.03)
-    for _ in range(12):
-        idle.begins()
-        idle.handled()
-    handled = time.monotonic()
-    await asyncio.sleep(0.2)
-    assert len(rounds) > 10
-    assert rounds[-1] - handled <= 0.03
-    rounds.clear()
-    idle.begins()  # after a long time
-    idle.handled()
-    began = time.monotonic()
-    await asyncio.sleep(0.1)
-    assert not rounds or rounds[-1] - began <= 0.016
+    for window in (0.03, 0.015):
+        for _ in range(1 if rounds else 20):
+            idle.begins()
+            idle.handled()
+        handled = clock.now
+        rounds.clear()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert len(rounds) == pytest.approx(window * 1000, abs=2)
+        assert rounds[-1] - handled < window
+        clock.now += 0.1  # what comes next comes late
 
 
 async def test_a_loop_that_may_not_poll_makes_no_rounds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,19 +112,12 @@ class HintedStore(MemoryStore):
         left: list[At] = []  # by the hints
         entered: list[At] = []
         kept: set[At] = set()
-        for kind, *fields in hints:
+        for kind, *fields in map(_as_done, hints):
             match Hint(kind), fields:
                 case Hint.NAMED, [entity_id, path]:
                     assert self.named.setdefault(entity_id, path) == path
                 case Hint.DONE, [op, queue_id, numbers, counts, _, _]:
                     assert counts is None or len(counts) == len(numbers)
-                    (left.extend if op in LEAVING else kept.update)([(queue_id, number) for number in numbers])
-                    assert op not in ENTERING
-                    assert op not in NOT_STORED or op == Op.PUBLISHED
-                case Hint.DONE_RUN, [op, queue_id, first, messages, count, _, _]:
-                    assert 0 < messages <= RUN_MAX
-                    assert count >= 0
-                    numbers = range(first, first + messages)
                     (left.extend if op in LEAVING else kept.update)([(queue_id, number) for number in numbers])
                     assert op not in ENTERING
                     assert op not in NOT_STORED or op == Op.PUBLISHED
@@ -183,3 +176,13 @@ class HintedStore(MemoryStore):
             (queue_id, number): place for queue_id, place, number in map(unpack_queue_key, self._keys[Table.QUEUE])
         }
         assert stored == self._present
+
+
+def _as_done(hint: Sequence[Any]) -> Sequence[Any]:
+    """A run as the messages that it stands for; other hints as they are."""
+    if hint[0] != Hint.DONE_RUN:
+        return hint
+    _, op, queue_id, first, messages, count, reason, at_ms = hint
+    assert 0 < messages <= RUN_MAX
+    assert count >= 0
+    return Hint.DONE, op, queue_id, range(first, first + messages), [count] * messages, reason, at_ms
