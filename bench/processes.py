@@ -1,7 +1,9 @@
 """The memory and CPU that the processes of one broker use together, read from /proc."""
 
 import re
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -95,12 +97,14 @@ def cpu_s(processes: Sequence[psutil.Process]) -> float:
     """CPU seconds used so far, by processes that still live."""
     total = 0.0
     for process in processes:
-        try:
-            times = process.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        total += times.user + times.system
+        with suppress(OSError):
+            total += time.clock_gettime(cpu_clock_of(process.pid))
     return total
+
+
+def cpu_clock_of(pid: int) -> int:
+    """The clock of a process's CPU time, in nanoseconds where /proc counts ticks of 10 ms; clock_getcpuclockid(3)."""
+    return ~pid << 3 | 2
 
 
 def cpu_s_by_process(processes: Sequence[psutil.Process]) -> dict[psutil.Process, float]:

@@ -3,12 +3,13 @@
 import mmap
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from bench.processes import cpu_s_by_process, cpu_s_since, memory_of, role, tree
+from bench.processes import cpu_s, cpu_s_by_process, cpu_s_since, memory_of, role, tree
 
 MIB = 1 << 20
 HOLD = """
@@ -83,6 +84,16 @@ while os.path.exists(f"/proc/{child}"): time.sleep(0.01)
 print("alone", flush=True)
 sys.stdin.read()
 """
+
+
+def test_cpu_time_is_finer_than_a_tick_of_the_kernel_and_that_of_ended_processes_is_nothing(tmp_path):
+    (tmp_path / "empty").write_bytes(b"z")
+    began = time.process_time()
+    assert began <= cpu_s([psutil.Process()]) <= time.process_time()
+    with hold(tmp_path / "empty", heap=1) as process:
+        other = psutil.Process(process.pid)
+        assert 0 < cpu_s([other]) < 600
+    assert cpu_s([other]) == 0
 
 
 def test_a_child_that_nobody_waited_for_does_not_take_its_time_from_others():
