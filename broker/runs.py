@@ -34,6 +34,17 @@ def records_of(run: bytes) -> list[bytes]:
     return records
 
 
+def sizes_of(run: bytes) -> list[int]:
+    """Bytes of each record."""
+    sizes = []
+    at, end, unpack = 0, len(run), _size.unpack_from
+    while at < end:
+        [size] = unpack(run, at)
+        sizes.append(size)
+        at += SIZE_BYTES + size
+    return sizes
+
+
 def run_of(records: list[bytes]) -> bytes:
     if extension is not None:
         return bytes(extension.run_of(records))

@@ -52,7 +52,7 @@ Requests, their arguments and results (all or nothing each; `docs/architecture.m
     transact-request  transaction id, begins, name, [argument, ...]   as `schedule` or `settle` of that name
     discharge         transaction id, commit                     None
 
-Operations of a transaction are `SendOperation` and `SettleOperation`.
+Operations of a transaction are `SendOperation`, `SettleOperation` and `SendRunOperation`.
 `begins` is True in the first request of a transaction. A later request fails if the transaction is unknown. When the
 gateway's connection ends, its transactions are rolled back. The first half of a transaction's id identifies the
 client's connection.
@@ -69,8 +69,9 @@ import msgpack
 # The versions of these messages that this process can speak. A version may add kinds of messages, and items behind
 # those that a message had; who reads them, supplies what an older process does not send. Processes of one namespace may
 # be of neighbouring versions while they are replaced one after the other.
-VERSION = 3
+VERSION = 4
 VERSION_WITH_RUNS = 3
+VERSION_WITH_RUNS_IN_TRANSACTIONS = 4
 OLDEST_VERSION = 1
 ENTRY = 5  # items per delivery in DELIVER and in the results of peek and receive-deferred
 
@@ -678,9 +679,18 @@ class SettleOperation(NamedTuple):
     receiver: Hashable = None  # its channel on the wire, its key in a partition; given if the queue requires sessions
 
 
-Operation = SendOperation | SettleOperation
+class SendRunOperation(NamedTuple):
+    """As `SendOperation`, of a run, whose messages are a delivery each; for VERSION_WITH_RUNS_IN_TRANSACTIONS."""
 
-_OPERATIONS = (SendOperation, SettleOperation)
+    queue: int
+    quiet: bool
+    messages: int
+    run: bytes
+
+
+Operation = SendOperation | SettleOperation | SendRunOperation
+
+_OPERATIONS = (SendOperation, SettleOperation, SendRunOperation)
 
 
 def pack_operations(operations: Iterable[Operation]) -> list[Any]:

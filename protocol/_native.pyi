@@ -157,6 +157,9 @@ def render(
 def accept_all(addresses: bytes) -> None:
     """Accept and settle these deliveries of proton: see `Incoming.take_pending`."""
 
+def settle_all(addresses: bytes, state: int, fields: bytes) -> None:
+    """Settle these deliveries of proton with a state that it does not know, with these encoded fields."""
+
 class Sender(Protocol):
     """The owner of an `Incoming`."""
 
@@ -164,7 +167,10 @@ class Sender(Protocol):
         """The first message has gathered since `take_run`."""
 
     def post_early(self) -> None:
-        """More messages have gathered than should wait for the end of the turn."""
+        """More messages have gathered than should wait for the end of the turn, or the next is in another transaction.
+
+        These must be taken.
+        """
 
 class Incoming:
     """Deliveries that come in on a link. Usual messages gather; `pending` deliveries wait for an outcome, in order.
@@ -181,9 +187,10 @@ class Incoming:
         needs_id: bool = False,
         takes_sessions: bool = False,
         needs_session: bool = False,
+        takes_transactions: bool = False,
     ) -> None:
         """`gives_ids`: a message without a message-id gets one. A message without what it needs is unusual, and one
-        with a group-id that is not taken.
+        with a group-id, or in a transaction, that is not taken.
         """
 
     @property
@@ -194,11 +201,15 @@ class Incoming:
     def message_bytes(self) -> int:
         """Their bytes, as they came."""
 
+    @property
+    def transaction(self) -> bytes | None:
+        """The id of their transaction, if they are in one."""
+
     def take_run(self) -> bytes:
         """The messages that have gathered, as a run: see `broker.runs`."""
 
-    def take_pending(self) -> bytes:
-        """All pending deliveries, as numbers of 8 bytes in the machine's order, which are pending no more."""
+    def take_pending(self, count: int) -> bytes:
+        """The last pending deliveries, as numbers of 8 bytes in the machine's order, which are pending no more."""
 
     def append(self, delivery: int) -> None: ...
     def popleft(self) -> int: ...
@@ -256,10 +267,12 @@ class Outgoing:
         Returns the offset behind them; None if they are not usual, and nothing is sent.
         """
 
-    def take_accepted(self) -> tuple[int, bool, list[bytes]]:
-        """The count of those that have gathered, True if the peer has settled them, and their tokens.
+    def take_accepted(self) -> tuple[int, bool, list[bytes], bytes | None, bytes]:
+        """The count of those that have gathered, True if the peer has settled them, their tokens, and two more.
 
-        A token with four more bytes stands for as many consecutive tokens.
+        A token with four more bytes stands for as many consecutive tokens. If the peer has accepted them in a
+        transaction, the fourth is its id, and the last has those that wait for an answer, which are in no line: see
+        `Incoming.take_pending`.
         """
 
     def sent(self, delivery: int) -> None:

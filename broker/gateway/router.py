@@ -148,6 +148,7 @@ class WorkerConnection:
         self._silent_looks = 0  # checks since then
         self.is_stalled = False  # it has not answered for long, so commands for it are refused
         self._knows_runs = False  # its version does
+        self.knows_runs_in_transactions = False
         self.run: Run | None = None  # settlements that are not among the commands yet
         self.channels: dict[int, Channel] = {}
         self._requests: dict[int, tuple[Reply, Owner | None]] = {}
@@ -202,6 +203,7 @@ class WorkerConnection:
     def _greeted(self, hello: Hello) -> None:
         """Use the worker, unless it speaks another version, or its partitions are another worker's."""
         self._knows_runs = hello.version >= wire.VERSION_WITH_RUNS
+        self.knows_runs_in_transactions = hello.version >= wire.VERSION_WITH_RUNS_IN_TRANSACTIONS
         self.problem = wire.incompatible(hello) or self._router.claim(self, hello)
         if self.problem:
             log.error("worker is not used", worker=self.name, reason=self.problem)

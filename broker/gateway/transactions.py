@@ -11,7 +11,7 @@ with a send, they go to the transfer queue of the entity that the client receive
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from broker.errors import (
@@ -26,12 +26,14 @@ from broker.gateway.namespace import Entity
 from broker.gateway.router import Reply, Router, error_named
 from broker.gateway.turn import Turn
 from broker.namespace.fragments import common_key, fragment_of
+from broker.runs import messages_of
 from broker.wire import (
     TRANSACTION_OWNER_BYTES,
     Extra,
     Operation,
     Outcome,
     SendOperation,
+    SendRunOperation,
     SettleOperation,
     pack_operations,
 )
@@ -40,8 +42,8 @@ from protocol.engine.links import Link
 
 ID_BYTES = 16
 
-# Called with the error of one delivery, or None if it was taken.
-Answered = Callable[[BrokerError | None], None]
+# Called with the error of each of some deliveries, None for one that was taken; or with None if all were.
+Answered = Callable[[Sequence[BrokerError | None] | None], None]
 
 
 class Receiving(Protocol):
@@ -89,7 +91,7 @@ class Transaction:
         self._begins = True
         self._failure: BrokerError | None = None
         self._operations: list[Operation] = []
-        self._answered: list[list[Answered]] = []  # callbacks by operation, then by delivery
+        self._answered: list[list[tuple[int, Answered]]] = []  # by operation: numbers of deliveries, and whom to tell
 
     def join(self, entity: Entity, partition: int) -> None:
         """Check that operations on this partition of this entity may join the transaction. Raises NotAllowed."""
@@ -98,31 +100,40 @@ class Transaction:
         elif self._partition != partition:
             raise NotAllowed(error_texts.SEVERAL_PARTITIONS)
 
-    def send(self, sender: Sending, messages: list[Any], answered: Answered) -> None:
-        """One delivery. Raises NotAllowed.
+    def send(self, sender: Sending, deliveries: Sequence[list[Any]], answered: Answered) -> None:
+        """The messages of each delivery. On a partitioned entity all of them have the same key. Raises NotAllowed.
 
-        The transaction cannot be committed if it is refused, whether or not the client is told: the SDK for Java tells
+        The transaction cannot be committed if one is refused, whether or not the client is told: the SDK for Java tells
         its user of every send in a transaction that it was done.
         """
         queue = sender.queue
         if sender.destination is None:
-            partition = self.partition_of(sender.entity, messages)
+            partition = self.partition_of(sender.entity, deliveries[0])
         elif self._partition in sender.entity.partitions:
             partition = self._partition  # any will do: the message waits there to be moved on
         else:
-            partition = fragment_of(common_key(messages) or b"", sender.entity.partitions)
+            partition = fragment_of(common_key(deliveries[0]) or b"", sender.entity.partitions)
         through = self._through(sender, partition)
         if through is not None:
             queue = through.transfer_queue
-            messages = addressed(messages, sender.entity)
+            deliveries = [addressed(messages, sender.entity) for messages in deliveries]
         else:
             self.join(sender.entity, partition)
         last = self._operations[-1] if self._operations else None
         if isinstance(last, SendOperation) and last.queue == queue:
-            last.deliveries.append(messages)
-            self._answered[-1].append(answered)
+            last.deliveries.extend(deliveries)
+            self._answered[-1].append((len(deliveries), answered))
         else:
-            self._append(SendOperation(queue, True, [messages]), answered)
+            self._append(SendOperation(queue, True, [*deliveries]), len(deliveries), answered)
+
+    def send_run(self, sender: Sending, run: bytes, count: int, answered: Answered) -> None:
+        """As `send`, of a run to an entity that is not partitioned, whose messages are a delivery each."""
+        entity = sender.entity
+        if self._through(sender, entity.partition) is None:
+            self.join(entity, entity.partition)
+            self._append(SendRunOperation(sender.queue, True, count, run), count, answered)
+        else:
+            self.send(sender, _deliveries_of(run), answered)
 
     def partition_of(self, entity: Entity, messages: list[Any]) -> int:
         """The partition for messages to this entity. Raises NotAllowed.
@@ -155,20 +166,20 @@ class Transaction:
         channel: Received,
         receiver: Receiving,
         quiet: bool,
-        token: bytes,
+        tokens: list[bytes],
         outcome: Outcome,
         properties: dict[str, Any] | None,
         answered: Answered,
     ) -> None:
-        """Add the settlement of a message that this receiver got on this channel. Raises NotAllowed."""
+        """Add settlements of messages that this receiver got on this channel. Raises NotAllowed."""
         self.join(receiver.entity, channel.partition)
-        operation = SettleOperation(receiver.queue, quiet, [token], outcome, properties, channel.number)
+        operation = SettleOperation(receiver.queue, quiet, tokens, outcome, properties, channel.number)
         last = self._operations[-1] if self._operations else None
-        if isinstance(last, SettleOperation) and not properties and operation == last._replace(tokens=[token]):
-            last.tokens.append(token)
-            self._answered[-1].append(answered)
+        if isinstance(last, SettleOperation) and not properties and operation == last._replace(tokens=tokens):
+            last.tokens.extend(tokens)
+            self._answered[-1].append((len(tokens), answered))
         else:
-            self._append(operation, answered)
+            self._append(operation, len(tokens), answered)
 
     def request(
         self, entity: Entity, partition: int, name: str, queue: int, arguments: list[Any], reply: Reply
@@ -179,9 +190,9 @@ class Transaction:
         begins, self._begins = self._begins, False
         self._ask("transact-request", queue, [self.id, begins, name, arguments], reply)
 
-    def _append(self, operation: Operation, answered: Answered) -> None:
+    def _append(self, operation: Operation, count: int, answered: Answered) -> None:
         self._operations.append(operation)
-        self._answered.append([answered])
+        self._answered.append([(count, answered)])
         self._turn.active.add(self)
 
     def post(self) -> None:
@@ -191,13 +202,19 @@ class Transaction:
         operations, self._operations = self._operations, []
         answered, self._answered = self._answered, []
         begins, self._begins = self._begins, False
+        if not self._router.worker(self._partition).knows_runs_in_transactions:
+            operations = [*map(_without_run, operations)]
 
         def reply(results: Any, error: BrokerError | None) -> None:
-            for index, each in enumerate(answered):
-                errors = None if results is None else results[index]
-                for place, tell in enumerate(each):
-                    named = None if errors is None else errors[place]
-                    tell(error if named is None else error_named(*named))
+            for index, told in enumerate(answered):
+                named = None if results is None else results[index]
+                at = 0
+                for count, tell in told:
+                    if named is None:
+                        tell(None if error is None else [error] * count)
+                    else:
+                        tell([None if each is None else error_named(*each) for each in named[at : at + count]])
+                    at += count
             self._turn.flush()
 
         self._ask("transact", 0, [self.id, begins, pack_operations(operations)], reply)
@@ -240,6 +257,16 @@ def _after_rollback(reply: Reply) -> Reply:
         reply(result, None if isinstance(error, ServerBusy | OutcomeUnknown) else error)
 
     return answer
+
+
+def _deliveries_of(run: bytes) -> list[list[Any]]:
+    return [[message] for message in messages_of(run, with_extra=True)]
+
+
+def _without_run(operation: Operation) -> Operation:
+    if isinstance(operation, SendRunOperation):
+        return SendOperation(operation.queue, operation.quiet, _deliveries_of(operation.run))
+    return operation
 
 
 def addressed(messages: list[Any], destination: Entity) -> list[Any]:

@@ -1,6 +1,7 @@
 """Accepts messages: all of a call or none, with consecutive sequence numbers."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from broker.partition.forwarding import transfer_queue
 from broker.partition.messages.admission import Incoming, check, check_sizes
@@ -55,33 +56,69 @@ def send(
     return store(core, queue, messages, now_ms, reserved)
 
 
+def takes_runs(queue: Queue) -> bool:
+    """True if a usual message for the queue is stored as it comes, whatever it says."""
+    is_plain = queue.sessions is None and queue.transfers is None and not queue.is_topic
+    return is_plain and not queue.terms.duplicate_window_ms
+
+
 def send_run(core: Core, queue_id: int, run: bytes, now_ms: int) -> None:
     """As `send`, for the messages of a run."""
     queue = core.access(queue_id, now_ms)
-    terms = queue.terms
     sessions = queue.sessions
-    detects = bool(terms.duplicate_window_ms)
-    first = queue.next_number
+    detects = bool(queue.terms.duplicate_window_ms)
     made = None
-    expires_ms = NEVER if terms.time_to_live_ms is None else end_of_life(now_ms, terms.time_to_live_ms)
     if extension is not None and queue.transfers is None and not queue.is_topic:
         digests = extension.digests_of(run) if detects and sessions is None else None
         if not detects or digests is not None:
-            key = None if sessions is None else _SESSION
-            made = extension.store_run(run, now_ms, expires_ms, queue_id, first, core.bodies.next_id, key)
+            made = _make(core, queue, run, now_ms)
     if made is None:
         if queue.is_topic and publish_run(core, queue, run, now_ms):
             return
         needs_extra = detects or sessions is not None or queue.transfers is not None
         send(core, queue_id, messages_of(run, needs_extra), now_ms)
         return
-    records, entries, refs = made
-    due = [] if expires_ms == NEVER else _due_of(queue_id, expires_ms, first, records)
-    sizes = [len(record) for _, record in records]
-    check_sizes(core, queue, sizes)
+    check_sizes(core, queue, made.sizes)
     if digests is not None and not keep_new(core, queue, digests, now_ms):
         send(core, queue_id, messages_of(run, with_extra=True), now_ms)
         return
+    _store_made(core, queue, made)
+
+
+def store_run(core: Core, queue: Queue, run: bytes, now_ms: int) -> None:
+    """As `send_run`, for messages that were checked."""
+    made = _make(core, queue, run, now_ms) if extension is not None and takes_runs(queue) else None
+    if made is None:
+        store(core, queue, messages_of(run, with_extra=True), now_ms)
+    else:
+        _store_made(core, queue, made)
+
+
+class _Made(NamedTuple):
+    """What is stored of a run."""
+
+    records: list[tuple[bytes, bytes]]  # items of MESSAGES
+    entries: list[tuple[bytes, bytes]]  # items of QUEUE
+    refs: list[Ref]
+    sizes: list[int]
+    expires_ms: int
+
+
+def _make(core: Core, queue: Queue, run: bytes, now_ms: int) -> _Made | None:
+    """None if a message is unusual."""
+    ttl_ms = queue.terms.time_to_live_ms
+    expires_ms = NEVER if ttl_ms is None else end_of_life(now_ms, ttl_ms)
+    key = None if queue.sessions is None else _SESSION
+    made = extension.store_run(run, now_ms, expires_ms, queue.id, queue.next_number, core.bodies.next_id, key)
+    if made is None:
+        return None
+    records, entries, refs = made
+    return _Made(records, entries, refs, [len(record) for _, record in records], expires_ms)
+
+
+def _store_made(core: Core, queue: Queue, made: _Made) -> None:
+    records, entries, refs, sizes, expires_ms = made
+    first = queue.next_number
     queue.tally.incoming += len(refs)
     core.changing()
     core.bodies.append_items(records, keep=queue.is_awaited)
@@ -90,14 +127,14 @@ def send_run(core: Core, queue_id: int, run: bytes, now_ms: int) -> None:
     queue.next_number += len(refs)
     queue.counts[_AVAILABLE] += len(refs)
     queue.size_bytes += sum(sizes)
-    if sessions is None:
+    if queue.sessions is None:
         queue.window.extend(refs, first, queue.next_number, core.settings.window)
     else:
-        sessions.enter(refs)
+        queue.sessions.enter(refs)
     core.turn.touch(queue)
     core.turn.wake(queue)
-    if due:
-        core.store.insert_many(_DUE, due)
+    if expires_ms != NEVER:
+        core.store.insert_many(_DUE, _due_of(queue.id, expires_ms, first, records))
         core.arm_expiry(queue, expires_ms)
 
 

@@ -24,18 +24,19 @@ from broker.errors import (
 )
 from broker.partition import sending
 from broker.partition.messages import settlement
-from broker.partition.messages.admission import check
+from broker.partition.messages.admission import check, check_sizes
 from broker.partition.messages.moves import Properties, put_back_failed
 from broker.partition.sessions import locks as session_locks
 from broker.partition.state.bodies import STAGED
 from broker.partition.state.core import Core
 from broker.partition.state.idleness import use
-from broker.partition.state.open_transactions import Send, Settle, Transaction
+from broker.partition.state.open_transactions import Send, SendRun, Settle, Transaction
 from broker.partition.state.queue import Queue
 from broker.partition.state.timers import Due
-from broker.wire import Extra, Operation, Outcome, SendOperation, SettleOperation
+from broker.runs import SIZE_BYTES, messages_of, sizes_of
+from broker.wire import Extra, Operation, Outcome, SendOperation, SendRunOperation, SettleOperation
 from storage.journal.events import Op
-from storage.records import NEVER, encode_message
+from storage.records import MESSAGE_HEADER_BYTES, NEVER, encode_message
 
 TIME_OUT_MS = 120_000  # after its first operation
 MAX_MESSAGES = 100  # sent in one transaction
@@ -57,6 +58,8 @@ def transact(
         errors: list[BrokerError | None]
         if isinstance(operation, SendOperation):
             errors = [_send(core, transaction, operation.queue, messages, now_ms) for messages in operation.deliveries]
+        elif isinstance(operation, SendRunOperation):
+            errors = _send_run(core, transaction, operation, now_ms)
         else:
             errors = _settle(core, transaction, operation, now_ms)
         failed = next((error for error in errors if error is not None), None)
@@ -138,6 +141,30 @@ def _send(
     return None
 
 
+def _send_run(
+    core: Core, transaction: Transaction, operation: SendRunOperation, now_ms: int
+) -> list[BrokerError | None]:
+    queue_id, _, count, run = operation
+    try:
+        queue = core.access(queue_id, now_ms)
+        is_usual = sending.takes_runs(queue) and transaction.unstaged_bytes + len(run) <= core.settings.commit_bytes
+        if is_usual:
+            check_sizes(core, queue, sizes_of(run))
+            _count(core, transaction, count, len(run) - count * (SIZE_BYTES + MESSAGE_HEADER_BYTES))
+    except BrokerError:
+        is_usual = False  # some of the messages may be taken
+    if not is_usual:
+        messages = messages_of(run, with_extra=True)
+        return [_send(core, transaction, queue_id, [message], now_ms) for message in messages]
+    transaction.unstaged_bytes += len(run)
+    last = transaction.operations[-1] if transaction.operations else None
+    if isinstance(last, SendRun) and last.queue_id == queue_id:
+        transaction.operations[-1] = SendRun(queue_id, last.run + run)
+    else:
+        transaction.operations.append(SendRun(queue_id, run))
+    return [None] * count
+
+
 def _schedule(core: Core, transaction: Transaction, queue: Queue, messages: Sequence[Any]) -> list[int]:
     """Reserve the sequence numbers, because the client is told them now. After a rollback they stay unused."""
     _admit(core, transaction, queue, messages)
@@ -151,16 +178,6 @@ def _schedule(core: Core, transaction: Transaction, queue: Queue, messages: Sequ
 def _admit(core: Core, transaction: Transaction, queue: Queue, messages: Sequence[Any]) -> None:
     """Check messages and count them as a part of the transaction. Raises BrokerError."""
     check(core, [(queue, messages)])
-    if transaction.message_count + len(messages) > MAX_MESSAGES:
-        raise QuotaExceeded(f"Cannot send more than {MAX_MESSAGES} messages in a single transaction.")
-    added_bytes = sum(len(body) for _, body, _, _ in messages)
-    owner_bytes = core.transactions.owner_bytes[transaction.owner] + added_bytes
-    if owner_bytes > core.settings.connection_transaction_bytes:
-        limit = core.settings.connection_transaction_bytes
-        raise QuotaExceeded(f"The messages of the connection's open transactions exceed {limit} bytes.")
-    if core.transactions.message_bytes + added_bytes > core.settings.transaction_bytes:
-        limit = core.settings.transaction_bytes
-        raise QuotaExceeded(f"The messages of all open transactions exceed {limit} bytes; wait until some have ended.")
     key = transaction.key
     for _, _, _, extra in messages:
         # On an entity that is not partitioned a session id is no key: one transaction may send to several sessions.
@@ -170,9 +187,23 @@ def _admit(core: Core, transaction: Transaction, queue: Queue, messages: Sequenc
             if key is not None and key != extra[Extra.PARTITION_KEY]:
                 raise NotAllowed("All messages of a transaction must have the same partition key.")
             key = extra[Extra.PARTITION_KEY]
-    core.changing()
+    _count(core, transaction, len(messages), sum(len(body) for _, body, _, _ in messages))
     transaction.key = key
-    transaction.message_count += len(messages)
+
+
+def _count(core: Core, transaction: Transaction, count: int, added_bytes: int) -> None:
+    """Count messages as a part of the transaction. Raises QuotaExceeded."""
+    if transaction.message_count + count > MAX_MESSAGES:
+        raise QuotaExceeded(f"Cannot send more than {MAX_MESSAGES} messages in a single transaction.")
+    owner_bytes = core.transactions.owner_bytes[transaction.owner] + added_bytes
+    if owner_bytes > core.settings.connection_transaction_bytes:
+        limit = core.settings.connection_transaction_bytes
+        raise QuotaExceeded(f"The messages of the connection's open transactions exceed {limit} bytes.")
+    if core.transactions.message_bytes + added_bytes > core.settings.transaction_bytes:
+        limit = core.settings.transaction_bytes
+        raise QuotaExceeded(f"The messages of all open transactions exceed {limit} bytes; wait until some have ended.")
+    core.changing()
+    transaction.message_count += count
     core.transactions.grow(transaction, added_bytes)
 
 
@@ -205,8 +236,17 @@ def _settle(core: Core, transaction: Transaction, operation: SettleOperation, no
         queue = core.access(queue_id, now_ms)
     except BrokerError as error:
         return [error] * len(tokens)
-    results: list[BrokerError | None] = []
     outcome = Outcome(outcome)
+    is_usual = outcome == Outcome.ACCEPTED and not properties and len(set(tokens)) == len(tokens)
+    if is_usual and queue.locks.have(tokens, now_ms):
+        try:
+            _check_settlements(core, transaction, queue, tokens, outcome, None)
+        except QuotaExceeded:
+            pass  # some of them may be settled
+        else:
+            _stage(core, transaction, queue, tokens, outcome, properties, quiet)
+            return [None] * len(tokens)
+    results: list[BrokerError | None] = []
     for token in tokens:
         refused = settlement.refusal(core, queue, token, outcome, properties, now_ms)
         if refused is None:
@@ -299,28 +339,41 @@ def discharge(core: Core, key: Hashable, commit: bool, now_ms: int) -> None:
 
 def _obstacle(core: Core, transaction: Transaction, now_ms: int) -> TransactionRollback | None:
     """The reason why the transaction cannot be committed now; None if it can."""
-    messages: dict[int, list[Any]] = {}
+    sends = [each for each in transaction.operations if not isinstance(each, Settle)]
     try:
         for operation in transaction.operations:
-            if isinstance(operation, Send):
-                messages.setdefault(operation.queue_id, []).extend(operation.messages)
-                continue
-            queue = core.queue(operation.queue_id)
-            for token in operation.tokens:
-                error = settlement.refusal(core, queue, token, operation.outcome, operation.properties, now_ms)
-                if error is not None:
-                    raise error
-        check(core, [(core.queue(queue_id), sent) for queue_id, sent in messages.items()])
+            if isinstance(operation, Settle):
+                _check_settled(core, core.queue(operation.queue_id), operation, now_ms)
+        if len(sends) == 1 and isinstance(sends[0], SendRun) and sending.takes_runs(core.queue(sends[0].queue_id)):
+            check_sizes(core, core.queue(sends[0].queue_id), sizes_of(sends[0].run))
+        else:
+            messages: dict[int, list[Any]] = {}
+            for send in sends:
+                found = messages_of(send.run, with_extra=True) if isinstance(send, SendRun) else send.messages
+                messages.setdefault(send.queue_id, []).extend(found)
+            check(core, [(core.queue(queue_id), sent) for queue_id, sent in messages.items()])
     except BrokerError as error:
         return TransactionRollback(f"The transaction was rolled back. {error}")
     return None
+
+
+def _check_settled(core: Core, queue: Queue, settled: Settle, now_ms: int) -> None:
+    """Raises BrokerError if one of these settlements is not possible now."""
+    if settled.outcome == Outcome.ACCEPTED and not settled.properties and queue.locks.have(settled.tokens, now_ms):
+        return
+    for token in settled.tokens:
+        error = settlement.refusal(core, queue, token, settled.outcome, settled.properties, now_ms)
+        if error is not None:
+            raise error
 
 
 def _apply(core: Core, transaction: Transaction, now_ms: int) -> None:
     for operation in transaction.operations:
         if core.kept:
             use(core, operation.queue_id, now_ms)
-        if isinstance(operation, Send):
+        if isinstance(operation, SendRun):
+            sending.store_run(core, core.queue(operation.queue_id), operation.run, now_ms)
+        elif isinstance(operation, Send):
             sending.store(core, core.queue(operation.queue_id), operation.messages, now_ms, operation.reserved)
         else:
             queue = core.queue(operation.queue_id)

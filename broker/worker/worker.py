@@ -53,6 +53,7 @@ from broker.wire import (
     Send,
     SendOperation,
     SendRun,
+    SendRunOperation,
     Sent,
     Settle,
     TakesRuns,
@@ -733,6 +734,9 @@ class Worker:
             for operation in unpack_operations(packed):
                 if isinstance(operation, SendOperation):
                     self._messages_in_turn += len(operation.deliveries)
+                    operations.append(operation)
+                elif isinstance(operation, SendRunOperation):
+                    self._messages_in_turn += operation.messages
                     operations.append(operation)
                 else:
                     self._messages_in_turn += len(operation.tokens)

@@ -129,7 +129,7 @@ def _read_state(fields: bytes) -> tuple[bytes, Described | None]:
 def settle_in(transaction: bytes, delivery: Delivery, outcome: int) -> None:
     """Settle with an outcome without fields, as a part of the transaction."""
     data = lib.pn_disposition_data(lib.pn_delivery_local(delivery))
-    encoded = _state_in(transaction, outcome)
+    encoded = state_in(transaction, outcome)
     lib.pn_data_clear(data)
     lib.pn_data_decode(data, encoded, len(encoded))
     lib.pn_delivery_update(delivery, TRANSACTIONAL)
@@ -137,7 +137,8 @@ def settle_in(transaction: bytes, delivery: Delivery, outcome: int) -> None:
 
 
 @lru_cache(maxsize=1024)
-def _state_in(transaction: bytes, outcome: int) -> bytes:
+def state_in(transaction: bytes, outcome: int) -> bytes:
+    """The fields of a transactional-state with an outcome without fields."""
     return codec.encode([transaction, Described(ULong(outcome), [])])
 
 

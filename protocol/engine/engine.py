@@ -425,14 +425,14 @@ class Engine:
         delivery = delivery_at(address)
         link = self.links[_link_of(delivery)]
         link.known_credit = None
-        self._whole(link, delivery, payload, settled)
+        self._whole(link, delivery, payload, settled, _remote_state(delivery))
 
-    def _whole(self, link: Link, delivery: Delivery, payload: bytes, settled: bool) -> None:
-        """A message of one transfer, without a state, and no batch."""
+    def _whole(self, link: Link, delivery: Delivery, payload: bytes, settled: bool, state: int) -> None:
+        """A message of one transfer, and no batch."""
         if link.max_message_bytes and len(payload) > link.max_message_bytes:
             self._handler.on_oversized(link, delivery, len(payload), settled)
         else:
-            self._handler.on_message(link, delivery, payload, False, settled, 0)
+            self._handler.on_message(link, delivery, payload, False, settled, state)
 
     def _received(self, delivery: Delivery, link: Link | None) -> None:
         if self._walk.is_plain and link is not None and not link.is_sender:
@@ -441,7 +441,7 @@ class Engine:
             _advance(link.pointer)
             if link.known_credit is not None:
                 link.known_credit -= 1
-            self._whole(link, delivery, payload, False)
+            self._whole(link, delivery, payload, False, 0)
             return
         if link is None or link.is_sender or not lib.pn_delivery_readable(delivery):
             if delivery in self.offered:

@@ -28,6 +28,12 @@ _SIGNATURES: Final = {
     "link_advance": "_Bool(*)(struct pn_link_t *)",
     "delivery": "struct pn_delivery_t *(*)(struct pn_link_t *, struct pn_bytes_t)",
     "delivery_tag": "struct pn_bytes_t(*)(struct pn_delivery_t *)",
+    "delivery_local": "struct pn_disposition_t *(*)(struct pn_delivery_t *)",
+    "delivery_remote": "struct pn_disposition_t *(*)(struct pn_delivery_t *)",
+    "disposition_data": "struct pn_data_t *(*)(struct pn_disposition_t *)",
+    "data_clear": "void(*)(struct pn_data_t *)",
+    "data_decode": "ssize_t(*)(struct pn_data_t *, char *, size_t)",
+    "data_encode": "ssize_t(*)(struct pn_data_t *, char *, size_t)",
     "delivery_update": "void(*)(struct pn_delivery_t *, uint64_t)",
     "delivery_settle": "void(*)(struct pn_delivery_t *)",
 }

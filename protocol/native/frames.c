@@ -5,6 +5,7 @@
 
 enum { FRAME_HEAD_BYTES = 8, PERFORMATIVE_AT = 11, TRANSFER = 0x14, DISPOSITION = 0x15 };
 enum { SHORT_DISPOSITION_BYTES = 40, MAX_TAG_BYTES = 32 };
+enum { TRANSACTIONAL = 0x34, ACCEPTED = 0x24 };
 
 // True if the frame is an AMQP frame without an extended header, with the performative of this code in a small ulong.
 static bool is_usual(const uint8_t *frame, uint8_t code) {
@@ -30,6 +31,61 @@ static bool read_uint(const uint8_t *frame, size_t *at, size_t end, uint32_t *va
     }
 }
 
+// Read the head of a list: it ends at `*stop`, and has `*count` items from `*at` on.
+static bool read_list(const uint8_t *bytes, size_t *at, size_t end, size_t *stop, uint32_t *count) {
+    size_t left = end - *at, length;
+    if (left >= 3 && bytes[*at] == LIST_8) {
+        length = bytes[*at + 1];
+        *count = bytes[*at + 2];
+        *stop = *at + 2 + length;
+        *at += 3;
+    } else if (left >= 9 && bytes[*at] == LIST_32) {
+        length = read_u32(bytes + *at + 1);
+        *count = read_u32(bytes + *at + 5);
+        if (length > left) return false;
+        *stop = *at + 5 + length;
+        *at += 9;
+    } else {
+        return false;
+    }
+    return *at <= *stop && *stop <= end;
+}
+
+// The fields of a transactional-state, from `*at` on: see `transaction_read`.
+static bool read_transaction(const uint8_t *bytes, size_t *at, size_t end, bool accepted, const uint8_t **transaction) {
+    static const uint8_t ID[] = {BINARY_8, TRANSACTION_BYTES}, OUTCOME[] = {0, 0x53, ACCEPTED};
+    size_t stop, empty_stop;
+    uint32_t count, empty_count;
+    if (!read_list(bytes, at, end, &stop, &count)) return false;
+    if (stop - *at < sizeof ID + TRANSACTION_BYTES || memcmp(bytes + *at, ID, sizeof ID)) return false;
+    *transaction = bytes + *at + sizeof ID;
+    *at += sizeof ID + TRANSACTION_BYTES;
+    if (accepted) {
+        if (count != 2 || stop - *at < sizeof OUTCOME + 1 || memcmp(bytes + *at, OUTCOME, sizeof OUTCOME)) return false;
+        *at += sizeof OUTCOME;
+        if (bytes[*at] == LIST_0) ++*at;
+        else if (!read_list(bytes, at, stop, &empty_stop, &empty_count) || empty_count || empty_stop != *at) return false;
+    } else if (count == 2) {
+        if (*at >= stop || bytes[(*at)++] != NULL_VALUE) return false;
+    } else if (count != 1) {
+        return false;
+    }
+    return *at == stop;
+}
+
+bool transaction_read(const uint8_t *fields, size_t size, bool accepted, const uint8_t **transaction) {
+    size_t at = 0;
+    return read_transaction(fields, &at, size, accepted, transaction) && at == size;
+}
+
+// As `read_transaction`, of a transactional-state with its descriptor.
+static bool read_state(const uint8_t *frame, size_t *at, size_t end, bool accepted, const uint8_t **transaction) {
+    static const uint8_t DESCRIPTOR[] = {0, 0x53, TRANSACTIONAL};
+    if (end - *at < sizeof DESCRIPTOR || memcmp(frame + *at, DESCRIPTOR, sizeof DESCRIPTOR)) return false;
+    *at += sizeof DESCRIPTOR;
+    return read_transaction(frame, at, end, accepted, transaction);
+}
+
 bool transfer_read(const uint8_t *frame, size_t size, struct transfer *transfer) {
     if (size < PERFORMATIVE_AT + 3 || !is_usual(frame, TRANSFER) || frame[PERFORMATIVE_AT] != LIST_8) return false;
     transfer->size = read_u32(frame);
@@ -45,12 +101,17 @@ bool transfer_read(const uint8_t *frame, size_t size, struct transfer *transfer)
     transfer->tag = frame + at;
     at += transfer->tag_bytes;
     transfer->settled = false;
+    transfer->transaction = NULL;
     for (uint8_t index = 3; index < count; index++) {
         if (at >= end) return false;
         uint8_t constructor = frame[at];
         if (index == 3 && constructor != NULL_VALUE) { // message-format
             uint32_t format;
             if (!read_uint(frame, &at, end, &format) || format != 0) return false;
+            continue;
+        }
+        if (index == 7 && constructor != NULL_VALUE) { // state
+            if (!read_state(frame, &at, end, false, &transfer->transaction)) return false;
             continue;
         }
         at++;
@@ -64,8 +125,6 @@ bool transfer_read(const uint8_t *frame, size_t size, struct transfer *transfer)
             if (constructor != UBYTE || at >= end) return false;
             at++;
             break;
-        case 7: // state
-            return false;
         case 10: // batchable
             if (constructor != TRUE_VALUE && constructor != FALSE_VALUE) return false;
             break;
@@ -84,6 +143,34 @@ bool transfer_link(const uint8_t *frame, size_t size, uint16_t *channel, uint32_
     return read_uint(frame, &at, size, handle);
 }
 
+// True if the frame is a disposition of a receiver that accepts deliveries in a transaction.
+static bool accepts_in_transaction(const uint8_t *frame, size_t size) {
+    if (size < PERFORMATIVE_AT + 3 || frame[PERFORMATIVE_AT] != LIST_8) return false;
+    size_t at = PERFORMATIVE_AT + 3, end = PERFORMATIVE_AT + 2 + frame[PERFORMATIVE_AT + 1];
+    uint8_t count = frame[PERFORMATIVE_AT + 2];
+    uint32_t id;
+    const uint8_t *transaction;
+    if (end != size || count < 5 || count > 6 || frame[at++] != TRUE_VALUE || !read_uint(frame, &at, end, &id)) return false;
+    if (at < end && frame[at] == NULL_VALUE) at++;
+    else if (!read_uint(frame, &at, end, &id)) return false;
+    if (at >= end || (frame[at] != TRUE_VALUE && frame[at] != FALSE_VALUE)) return false;
+    at++;
+    if (!read_state(frame, &at, end, true, &transaction)) return false;
+    if (count == 6) { // batchable
+        if (at >= end || (frame[at] != TRUE_VALUE && frame[at] != FALSE_VALUE)) return false;
+        at++;
+    }
+    return at == end;
+}
+
+// True if the frame is a disposition that need not be read: see `_SHORT_DISPOSITION` in `protocol.engine.incoming`.
+static bool is_usual_disposition(const uint8_t *frame, size_t size) {
+    if (size < 16 || !is_usual(frame, DISPOSITION)) return false;
+    if (size > SHORT_DISPOSITION_BYTES) return accepts_in_transaction(frame, size);
+    uint8_t first = frame[15];
+    return frame[14] == TRUE_VALUE && (first == UINT_0 || first == SMALL_UINT || first == UINT);
+}
+
 size_t frames_walk(const uint8_t *data, size_t at, size_t end, size_t largest, const struct form *form,
                    bool dispositions, uint64_t *next_id) {
     size_t id_at = 4 + form->head_bytes, tag_at = id_at + form->id_bytes;
@@ -97,10 +184,7 @@ size_t frames_walk(const uint8_t *data, size_t at, size_t end, size_t largest, c
             if (id != *next_id || memcmp(frame + tag_at, form->tag_head, 2)) break;
             if (memcmp(frame + rest_at, form->rest, form->rest_bytes)) break;
             *next_id = id + 1;
-        } else if (dispositions && size >= 16 && size <= SHORT_DISPOSITION_BYTES && is_usual(frame, DISPOSITION)) {
-            uint8_t first = frame[15];
-            if (frame[14] != TRUE_VALUE || (first != UINT_0 && first != SMALL_UINT && first != UINT)) break;
-        } else {
+        } else if (!dispositions || !is_usual_disposition(frame, size)) {
             break;
         }
         at += size;

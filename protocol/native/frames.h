@@ -6,7 +6,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// A transfer of one frame with a whole delivery, without a state and of message format 0 (AMQP 1.0, 2.7.5).
+enum { TRANSACTION_BYTES = 16 }; // of the ids of transactions that the broker gives
+
+// A transfer of one frame with a whole delivery of message format 0, without a state or in a transaction (AMQP 1.0,
+// 2.7.5, 4.5.8).
 struct transfer {
     size_t size; // of the frame
     uint16_t channel;
@@ -15,7 +18,8 @@ struct transfer {
     const uint8_t *tag;
     size_t tag_bytes;
     bool settled;
-    size_t payload_at; // in the frame
+    const uint8_t *transaction; // its id; NULL without a state
+    size_t payload_at;          // in the frame
 };
 
 // Read the transfer whose frame begins at `frame` and of which `size` bytes are here. False if it is not usual, or not
@@ -24,6 +28,10 @@ bool transfer_read(const uint8_t *frame, size_t size, struct transfer *transfer)
 
 // The channel and handle of any transfer; false if they are not here, or it is of an unusual encoding.
 bool transfer_link(const uint8_t *frame, size_t size, uint16_t *channel, uint32_t *handle);
+
+// The id of a transaction in the fields of a transactional-state (4.5.8), with the outcome accepted or without one. False
+// if it is no id of the broker's, or the encoding is unusual.
+bool transaction_read(const uint8_t *fields, size_t size, bool accepted, const uint8_t **transaction);
 
 // The form of transfers that differ only in delivery-id and tag: see `_UsualTransfer` in `protocol.engine.incoming`.
 struct form {
@@ -36,8 +44,8 @@ struct form {
 };
 
 // The offset behind the frames from `at` on that are transfers of this form, with consecutive delivery-ids from
-// `*next_id` on, or short dispositions of a receiver if `dispositions`. All of them end before `end`, and none has more
-// than `largest` bytes. `*next_id` becomes the id behind the last one, which may be 2^32.
+// `*next_id` on, or usual dispositions of a receiver if `dispositions`: short ones, or accepted ones in a transaction. All
+// of them end before `end`, and none has more than `largest` bytes. `*next_id` becomes the id behind the last one, which may be 2^32.
 size_t frames_walk(const uint8_t *data, size_t at, size_t end, size_t largest, const struct form *form,
                    bool dispositions, uint64_t *next_id);
 

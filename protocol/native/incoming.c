@@ -21,13 +21,33 @@ static int call(PyObject *owner, const char *method) {
     return result ? 0 : -1;
 }
 
-int incoming_take(Incoming *incoming, void *delivery, const uint8_t *message, size_t size, bool settled) {
+bool transaction_is(const struct transaction *transaction, const uint8_t *id) {
+    if (!id || !transaction->is_one) return !id && !transaction->is_one;
+    return !memcmp(transaction->id, id, TRANSACTION_BYTES);
+}
+
+void transaction_set(struct transaction *transaction, const uint8_t *id) {
+    transaction->is_one = id;
+    if (id) memcpy(transaction->id, id, TRANSACTION_BYTES);
+}
+
+PyObject *transaction_id(const struct transaction *transaction) {
+    if (!transaction->is_one) return Py_NewRef(Py_None);
+    return PyBytes_FromStringAndSize((const char *)transaction->id, TRANSACTION_BYTES);
+}
+
+int incoming_take(Incoming *incoming, void *delivery, const uint8_t *message, size_t size, bool settled,
+                  const uint8_t *transaction) {
     struct intake intake;
     uint8_t id[MESSAGE_ID_BYTES];
     if (incoming->max_message_bytes && size > incoming->max_message_bytes) return 0;
     if (!intake_take(message, size, incoming->gives_ids, incoming->takes_sessions, &intake)) return 0;
     if ((incoming->needs_id && !intake.has_id) || (incoming->needs_session && !intake.has_session)) return 0;
     if (intake.stored_bytes > UINT32_MAX - RECORD_HEADER_BYTES) return 0;
+    if (!transaction_is(&incoming->transaction, transaction)) {
+        if (incoming->count && call(incoming->owner, "post_early") < 0) return -1;
+        transaction_set(&incoming->transaction, transaction);
+    }
     if (!buffer_reserve(&incoming->run, RECORD_SIZE_BYTES + RECORD_HEADER_BYTES + intake.stored_bytes)) {
         PyErr_NoMemory();
         return -1;
@@ -56,11 +76,11 @@ static int incoming_init(PyObject *self, PyObject *arguments, PyObject *keywords
     Incoming *incoming = (Incoming *)self;
     unsigned long long link, max_message_bytes;
     PyObject *owner;
-    int gives_ids = 0, needs_id = 0, takes_sessions = 0, needs_session = 0;
-    static char *names[] = {"link",     "owner",          "max_message_bytes", "gives_ids",
-                            "needs_id", "takes_sessions", "needs_session",     NULL};
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "KOK|pppp", names, &link, &owner, &max_message_bytes,
-                                     &gives_ids, &needs_id, &takes_sessions, &needs_session))
+    int gives_ids = 0, needs_id = 0, takes_sessions = 0, needs_session = 0, takes_transactions = 0;
+    static char *names[] = {"link",           "owner",         "max_message_bytes",  "gives_ids", "needs_id",
+                            "takes_sessions", "needs_session", "takes_transactions", NULL};
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "KOK|ppppp", names, &link, &owner, &max_message_bytes,
+                                     &gives_ids, &needs_id, &takes_sessions, &needs_session, &takes_transactions))
         return -1;
     incoming->link = pointer_of(link);
     incoming->owner = Py_NewRef(owner);
@@ -69,6 +89,7 @@ static int incoming_init(PyObject *self, PyObject *arguments, PyObject *keywords
     incoming->needs_id = needs_id;
     incoming->takes_sessions = takes_sessions;
     incoming->needs_session = needs_session;
+    incoming->takes_transactions = takes_transactions;
     incoming->pending.item_bytes = sizeof(struct pending);
     return 0;
 }
@@ -126,6 +147,11 @@ static PyObject *incoming_append(PyObject *self, PyObject *address) {
     Py_RETURN_NONE;
 }
 
+static PyObject *incoming_transaction(PyObject *self, void *closure) {
+    (void)closure;
+    return transaction_id(&((Incoming *)self)->transaction);
+}
+
 static PyObject *pop(Incoming *incoming, bool first) {
     struct ring *ring = &incoming->pending;
     if (!ring->count) {
@@ -148,15 +174,21 @@ static PyObject *incoming_pop(PyObject *self, PyObject *none) {
     return pop((Incoming *)self, false);
 }
 
-static PyObject *incoming_take_pending(PyObject *self, PyObject *none) {
-    (void)none;
+static PyObject *incoming_take_pending(PyObject *self, PyObject *number) {
     struct ring *ring = &((Incoming *)self)->pending;
-    PyObject *taken = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(ring->count * sizeof(uint64_t)));
+    size_t count = PyLong_AsSize_t(number);
+    if (PyErr_Occurred()) return NULL;
+    if (count > ring->count) {
+        PyErr_SetString(PyExc_IndexError, "fewer deliveries are pending");
+        return NULL;
+    }
+    PyObject *taken = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * sizeof(uint64_t)));
     if (!taken) return NULL;
-    uint8_t *at = (uint8_t *)PyBytes_AsString(taken);
-    for (; ring->count; ring_pop(ring)) {
-        uint64_t address = address_of(((struct pending *)ring_at(ring, 0))->delivery);
-        at = write_bytes(at, &address, sizeof address);
+    uint8_t *at = (uint8_t *)PyBytes_AsString(taken) + count * sizeof(uint64_t);
+    for (; count; count--, ring_pop_last(ring)) {
+        uint64_t address = address_of(((struct pending *)ring_at(ring, ring->count - 1))->delivery);
+        at -= sizeof address;
+        write_bytes(at, &address, sizeof address);
     }
     return taken;
 }
@@ -173,6 +205,26 @@ PyObject *accept_all(PyObject *module, PyObject *addresses) {
             proton.delivery_update(pointer_of(address), ACCEPTED);
             proton.delivery_settle(pointer_of(address));
         }
+    }
+    Py_RETURN_NONE;
+}
+
+// settle_all(addresses, state, its fields)
+PyObject *settle_all(PyObject *module, PyObject *arguments) {
+    (void)module;
+    const char *bytes, *fields;
+    Py_ssize_t size, fields_bytes;
+    unsigned long long state;
+    if (!PyArg_ParseTuple(arguments, "y#Ky#", &bytes, &size, &state, &fields, &fields_bytes)) return NULL;
+    for (Py_ssize_t at = 0; size - at >= (Py_ssize_t)sizeof(uint64_t); at += sizeof(uint64_t)) {
+        uint64_t address;
+        memcpy(&address, bytes + at, sizeof address);
+        if (!address) continue;
+        void *data = proton.disposition_data(proton.delivery_local(pointer_of(address)));
+        proton.data_clear(data);
+        proton.data_decode(data, fields, (size_t)fields_bytes);
+        proton.delivery_update(pointer_of(address), state);
+        proton.delivery_settle(pointer_of(address));
     }
     Py_RETURN_NONE;
 }
@@ -205,6 +257,7 @@ static PyObject *incoming_forget(PyObject *self, PyObject *none) {
 static PyGetSetDef incoming_attributes[] = {
     {"count", incoming_count, NULL, NULL, NULL},
     {"message_bytes", incoming_message_bytes, NULL, NULL, NULL},
+    {"transaction", incoming_transaction, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyMethodDef incoming_methods[] = {
@@ -212,7 +265,7 @@ static PyMethodDef incoming_methods[] = {
     {"append", incoming_append, METH_O, NULL},
     {"popleft", incoming_popleft, METH_NOARGS, NULL},
     {"pop", incoming_pop, METH_NOARGS, NULL},
-    {"take_pending", incoming_take_pending, METH_NOARGS, NULL},
+    {"take_pending", incoming_take_pending, METH_O, NULL},
     {"accept", incoming_accept, METH_O, NULL},
     {"clear", incoming_forget, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},

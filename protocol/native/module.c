@@ -116,6 +116,7 @@ static PyMethodDef methods[] = {
     {"take_apart", take_apart, METH_VARARGS, NULL},
     {"render", render, METH_VARARGS, NULL},
     {"accept_all", accept_all, METH_O, NULL},
+    {"settle_all", settle_all, METH_VARARGS, NULL},
     {"store_run", store_run, METH_VARARGS, NULL},
     {"entries_again", entries_again, METH_VARARGS, NULL},
     {"digests_of", digests_of, METH_O, NULL},

@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "frames.h"
 #include "memory.h"
 #include "records.h"
 
@@ -18,17 +19,29 @@ struct pending {
     uint64_t outcome; // as numbered by `broker.wire.Outcome`; 0 on an incoming link
 };
 
+// The transaction of what has gathered, if it is in one.
+struct transaction {
+    bool is_one;
+    uint8_t id[TRANSACTION_BYTES];
+};
+
+// True if it is the transaction with this id, or none if `id` is NULL.
+bool transaction_is(const struct transaction *transaction, const uint8_t *id);
+void transaction_set(struct transaction *transaction, const uint8_t *id);
+PyObject *transaction_id(const struct transaction *transaction); // a new reference; None without a transaction
+
 // Deliveries that come in on a link, from a client that sends.
 typedef struct {
     PyObject_HEAD
     void *link;
     PyObject *owner; // takes what is unusual, and is told that messages have gathered
     uint64_t max_message_bytes;
-    bool gives_ids, needs_id, takes_sessions, needs_session; // see `protocol/_native.pyi`
+    bool gives_ids, needs_id, takes_sessions, needs_session, takes_transactions; // see `protocol/_native.pyi`
     bool may_be_unfinished; // Python has taken a transfer, whose delivery may go on
     struct buffer run;      // messages that have gathered
     size_t count;           // of them
     size_t message_bytes;   // of them, as they came
+    struct transaction transaction; // of them
     struct ring pending;
 } Incoming;
 
@@ -68,6 +81,8 @@ typedef struct {
     struct buffer accepted; // struct tokens: accepted deliveries that have gathered
     size_t count;        // of them
     bool is_quiet;       // the peer has settled these, so that it gets no answer
+    struct transaction transaction; // of these
+    struct buffer transacted;       // if they are in one, addresses of those that wait for an answer
     bool by_partition;   // outcomes of each partition wait in a line of their own
     struct buffer lines; // struct line
 } Outgoing;
@@ -78,13 +93,16 @@ extern PyType_Spec incoming_spec, outgoing_spec, pump_spec;
 extern uint8_t message_id_prefix[18];
 
 // Append an ordinary message that came in on the link: 1 if it was taken, 0 if it is unusual, -1 with an exception.
-int incoming_take(Incoming *incoming, void *delivery, const uint8_t *message, size_t size, bool settled);
+// `transaction` is the id of its transaction, or NULL.
+int incoming_take(Incoming *incoming, void *delivery, const uint8_t *message, size_t size, bool settled,
+                  const uint8_t *transaction);
 
-// Function of the module.
+// Functions of the module.
 PyObject *accept_all(PyObject *module, PyObject *addresses);
+PyObject *settle_all(PyObject *module, PyObject *arguments);
 
-// Note an accepted outcome: -1 with an exception.
-int outgoing_accepted(Outgoing *outgoing, void *delivery, bool settled);
+// Note an accepted outcome: -1 with an exception. `transaction` is the id of its transaction, or NULL.
+int outgoing_accepted(Outgoing *outgoing, void *delivery, bool settled, const uint8_t *transaction);
 
 // Write the message of the delivery with this tag, if it is the next one in `parts`: its size, or 0. `to` has room for
 // `queued_bytes`.

@@ -71,9 +71,25 @@ size_t outgoing_write(Outgoing *outgoing, const uint8_t *tag, size_t tag_bytes, 
     return written;
 }
 
-int outgoing_accepted(Outgoing *outgoing, void *delivery, bool settled) {
+// Keep an accepted delivery until its answer comes: false if there is no memory.
+static bool keep_accepted(Outgoing *outgoing, void *delivery, const uint8_t *token) {
+    if (outgoing->transaction.is_one) {
+        uint64_t address = address_of(delivery);
+        if (!buffer_reserve(&outgoing->transacted, sizeof address)) return false;
+        write_bytes(outgoing->transacted.bytes + outgoing->transacted.size, &address, sizeof address);
+        outgoing->transacted.size += sizeof address;
+        return true;
+    }
+    struct ring *line = pending_of(outgoing, outgoing->by_partition ? read_u16(token) : 0);
+    struct pending *pending = line ? ring_push(line) : NULL;
+    if (pending) *pending = (struct pending){delivery, 0};
+    return pending;
+}
+
+int outgoing_accepted(Outgoing *outgoing, void *delivery, bool settled, const uint8_t *transaction) {
     struct pn_bytes tag = proton.delivery_tag(delivery);
-    if (outgoing->count && outgoing->is_quiet != settled) {
+    bool is_other = outgoing->is_quiet != settled || !transaction_is(&outgoing->transaction, transaction);
+    if (outgoing->count && is_other) {
         PyObject *result = PyObject_CallMethod(outgoing->owner, "post_accepted", NULL);
         if (!result) return -1;
         Py_DECREF(result);
@@ -96,16 +112,12 @@ int outgoing_accepted(Outgoing *outgoing, void *delivery, bool settled) {
     }
     map_remove(&outgoing->sent, address_of(delivery));
     outgoing->is_quiet = settled;
+    transaction_set(&outgoing->transaction, transaction);
     if (settled) {
         proton.delivery_settle(delivery);
-    } else {
-        struct ring *line = pending_of(outgoing, outgoing->by_partition ? read_u16(token) : 0);
-        struct pending *pending = line ? ring_push(line) : NULL;
-        if (!pending) {
-            PyErr_NoMemory();
-            return -1;
-        }
-        *pending = (struct pending){delivery, 0};
+    } else if (!keep_accepted(outgoing, delivery, token)) {
+        PyErr_NoMemory();
+        return -1;
     }
     if (outgoing->count++ == 0) {
         PyObject *result = PyObject_CallMethod(outgoing->owner, "on_accepting", NULL);
@@ -149,6 +161,7 @@ static void outgoing_dealloc(PyObject *self) {
     outgoing_clear(self);
     parts_clear(outgoing);
     ring_free(&outgoing->parts);
+    buffer_free(&outgoing->transacted);
     lines_clear(outgoing);
     buffer_free(&outgoing->accepted);
     map_free(&outgoing->sent);
@@ -229,8 +242,11 @@ static PyObject *outgoing_take_accepted(PyObject *self, PyObject *none) {
         }
         PyList_SetItem(list, (Py_ssize_t)at, item);
     }
-    PyObject *result = Py_BuildValue("nNN", (Py_ssize_t)outgoing->count, PyBool_FromLong(outgoing->is_quiet), list);
-    if (result) outgoing->accepted.size = outgoing->count = 0;
+    struct buffer *transacted = &outgoing->transacted;
+    PyObject *result = Py_BuildValue("nNNNN", (Py_ssize_t)outgoing->count, PyBool_FromLong(outgoing->is_quiet), list,
+                                     transaction_id(&outgoing->transaction),
+                                     PyBytes_FromStringAndSize((char *)transacted->bytes, (Py_ssize_t)transacted->size));
+    if (result) outgoing->accepted.size = outgoing->count = transacted->size = 0;
     return result;
 }
 
@@ -355,7 +371,7 @@ static PyObject *outgoing_end(PyObject *self, PyObject *none) {
     size_t count = outgoing->sent.count;
     lines_clear(outgoing);
     map_free(&outgoing->sent);
-    outgoing->accepted.size = outgoing->count = 0;
+    outgoing->accepted.size = outgoing->count = outgoing->transacted.size = 0;
     return PyLong_FromSize_t(count);
 }
 

@@ -31,6 +31,12 @@ struct pn_bytes {
     F(bool, link_advance, (void *))                             \
     F(void *, delivery, (void *, struct pn_bytes))              \
     F(struct pn_bytes, delivery_tag, (void *))                  \
+    F(void *, delivery_local, (void *))                         \
+    F(void *, delivery_remote, (void *))                        \
+    F(void *, disposition_data, (void *))                       \
+    F(void, data_clear, (void *))                               \
+    F(ssize_t, data_decode, (void *, const char *, size_t))     \
+    F(ssize_t, data_encode, (void *, char *, size_t))           \
     F(void, delivery_update, (void *, uint64_t))                \
     F(void, delivery_settle, (void *))
 
@@ -43,6 +49,7 @@ extern struct proton proton;
 
 // Codes of outcomes (AMQP 1.0, 3.4).
 enum { ACCEPTED = 0x24, REJECTED = 0x25, RELEASED = 0x26, MODIFIED = 0x27 };
+enum { TRANSACTIONAL = 0x34 }; // 4.5.8
 
 // Events; `protocol.engine.native` checks the number.
 enum { DELIVERY_EVENT = 28 };

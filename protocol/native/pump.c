@@ -6,6 +6,7 @@
 
 #define STAGED_BYTES (16 << 10) // given to proton at once
 #define PEEK_BYTES 1024         // taken from proton at once, at least
+#define TRANSACTION_FIELDS_BYTES 64 // of a transactional-state with an outcome without fields, at most
 
 // Moves frames between a connection's socket and proton. Of usual transfers proton gets and writes the performatives
 // alone; payloads go from the peer's frames to an Incoming, and from an Outgoing to the frames for the peer.
@@ -27,6 +28,7 @@ struct payload {
     void *link;
     const uint8_t *bytes;
     size_t size;
+    const uint8_t *transaction; // NULL without one
 };
 
 static uint64_t key_of(unsigned int channel, unsigned int handle) { return 1 + ((uint64_t)channel << 32 | handle); }
@@ -59,7 +61,9 @@ static int received(Pump *pump, Incoming *incoming, void *link, void *delivery) 
     if (!take_payload(pump, link, delivery, &payload)) return call_engine(pump);
     proton.link_advance(link);
     bool settled = proton.delivery_settled(delivery); // by the transfer, or by a disposition behind it
-    int taken = incoming ? incoming_take(incoming, delivery, payload.bytes, payload.size, settled) : 0;
+    int taken = 0;
+    if (incoming && (!payload.transaction || incoming->takes_transactions))
+        taken = incoming_take(incoming, delivery, payload.bytes, payload.size, settled, payload.transaction);
     if (taken) return taken < 0 ? -1 : 0;
     PyObject *result = PyObject_CallMethod(pump->engine, "on_unusual", "Ky#O", address_of(delivery), payload.bytes,
                                            (Py_ssize_t)payload.size, settled ? Py_True : Py_False);
@@ -67,12 +71,27 @@ static int received(Pump *pump, Incoming *incoming, void *link, void *delivery) 
     return result ? 0 : -1;
 }
 
+// Copy the id of the transaction in which the peer has accepted the delivery; false if its state is another.
+static bool accepted_in(void *delivery, uint8_t *transaction) {
+    uint8_t fields[TRANSACTION_FIELDS_BYTES];
+    const uint8_t *id;
+    void *data = proton.disposition_data(proton.delivery_remote(delivery));
+    ssize_t size = proton.data_encode(data, (char *)fields, sizeof fields);
+    if (size <= 0 || !transaction_read(fields, (size_t)size, true, &id)) return false;
+    memcpy(transaction, id, TRANSACTION_BYTES);
+    return true;
+}
+
 static int told(Pump *pump, Outgoing *outgoing, void *delivery) {
     if (!map_find(&outgoing->sent, address_of(delivery))) return call_engine(pump);
     bool settled = proton.delivery_settled(delivery);
     uint64_t state = proton.delivery_remote_state(delivery);
     if (!settled && state < ACCEPTED) return 0; // `received` (3.4.1) is no outcome
-    return state == ACCEPTED ? outgoing_accepted(outgoing, delivery, settled) : call_engine(pump);
+    uint8_t transaction[TRANSACTION_BYTES];
+    if (state == ACCEPTED) return outgoing_accepted(outgoing, delivery, settled, NULL);
+    if (state == TRANSACTIONAL && !outgoing->by_partition && accepted_in(delivery, transaction))
+        return outgoing_accepted(outgoing, delivery, settled, transaction);
+    return call_engine(pump);
 }
 
 static int dispatch(Pump *pump) {
@@ -140,7 +159,7 @@ static int take_transfer(Pump *pump, Incoming *incoming, const uint8_t *frame, c
         return -1;
     }
     size_t size = transfer->size - transfer->payload_at;
-    *payload = (struct payload){incoming->link, frame + transfer->payload_at, size};
+    *payload = (struct payload){incoming->link, frame + transfer->payload_at, size, transfer->transaction};
     size_t at = pump->staged.size;
     if (stage(pump, frame, transfer->payload_at) < 0) return -1;
     write_u32(pump->staged.bytes + at, (uint32_t)transfer->payload_at);

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import msgpack
 
-from protocol.codec import Described, Symbol, UByte, ULong, encode
+from protocol.codec import Described, Symbol, UByte, UInt, ULong, encode
 from protocol.message.intake import take_apart
 from storage.records import NEVER, Place, encode_entry, encode_message, message_key, queue_key
+from tests.end_to_end.raw_peer import DISPOSITION, TRANSFER, performative
 from tests.fuzz.mutations import session
 
 HERE = Path(__file__).parent / "native"
@@ -70,7 +71,19 @@ def seeds(target: str) -> list[bytes]:
     if target == "frames":
         frames = session("orders")[1:]
         form = frames[5][4:12] + b"\xa0\x10" + frames[5][-9:]
-        return [bytes((8, 1, 9, 255, 0, 1, 0, 0)) + form + frame for frame in frames] + [bytes(8) + b"".join(frames)]
+        head = bytes((8, 1, 9, 255, 0, 1, 0, 0))
+        accepted = Described(ULong(0x24), [])
+        states = [Described(ULong(0x34), [b"0123456789abcdef", *more]) for more in ([], [None], [accepted])]
+        frames += [
+            performative(0, TRANSFER, [UInt(1), UInt(0), b"tag", UInt(0), False, False, None, state], messages[0])
+            for state in states
+        ]
+        frames.append(performative(0, DISPOSITION, [True, UInt(1), None, False, states[2]]))
+        return [
+            *(head + form + frame for frame in frames),
+            *(head + form + encode(state)[3:] for state in states),
+            bytes(8) + b"".join(frames),
+        ]
     return [bytes(range(256)), bytes(range(255, -1, -1)) * 2]
 
 

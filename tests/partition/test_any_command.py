@@ -12,7 +12,7 @@ from uuid import UUID
 import msgpack
 import pytest
 from accounts import assert_counted_rightly
-from driver import START_MS, deliveries
+from driver import START_MS, deliveries, run
 from driver import define as define_entity
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,7 +28,15 @@ from broker.partition.partition import Partition
 from broker.partition.requests import Underway
 from broker.partition.settings import PartitionSettings
 from broker.runs import count_of
-from broker.wire import Extra, Outcome, SendOperation, SettleOperation, pack_operations, unpack_operations
+from broker.wire import (
+    Extra,
+    Outcome,
+    SendOperation,
+    SendRunOperation,
+    SettleOperation,
+    pack_operations,
+    unpack_operations,
+)
 from protocol import session_filter
 from protocol.addresses import Part
 from protocol.codec import (
@@ -474,7 +482,11 @@ def transact(world: World, data: st.DataObject) -> None:
     operations: list[wire.Operation] = []
     for _ in range(data.draw(st.integers(1, 3))):
         queue_id = data.draw(st.sampled_from(QUEUE_IDS))
-        if data.draw(st.booleans()):
+        kind = data.draw(st.sampled_from(["send", "run", "settle"]))
+        if kind == "run":
+            made = [[*each[:2], None, None] for each in taken_apart(data, queue_id)]
+            operations.append(SendRunOperation(queue_id, data.draw(st.booleans()), len(made), run(made)))
+        elif kind == "send":
             operations.append(SendOperation(queue_id, data.draw(st.booleans()), [taken_apart(data, queue_id)]))
         else:
             tokens = data.draw(st.lists(st.sampled_from(world.tokens), max_size=3))

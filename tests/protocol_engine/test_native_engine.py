@@ -8,10 +8,23 @@ from hypothesis import strategies as st
 from test_usual_input import HANDLES, LIMIT_BYTES, Peer
 
 from broker.gateway.links.delivery import render_delivery
+from broker.gateway.links.pending import TakenDeliveries
 from broker.runs import entries_of, messages_of, run_of, tokens_of
 from broker.wire import ENTRY
 from protocol.codec import Described, Symbol, UByte, UInt, ULong, encode
-from protocol.engine.deliveries import ACCEPTED, MODIFIED, RELEASED, settle
+from protocol.engine import incoming as incoming_walk
+from protocol.engine.deliveries import (
+    ACCEPTED,
+    MODIFIED,
+    RELEASED,
+    TRANSACTIONAL,
+    settle,
+    settle_in,
+    tag_of,
+    transaction_of,
+    transactional_state,
+)
+from protocol.engine.incoming import FrameWalk
 from protocol.engine.links import Link
 from protocol.engine.native import address_of, delivery_at, native
 from protocol.lock_tokens import uuid_bytes
@@ -20,12 +33,12 @@ from protocol.symbols import AMQP_HEADER
 from storage.records import NEVER, encode_message
 from tests.end_to_end.raw_peer import BATCH_FORMAT, DETACH, DISPOSITION, TRANSFER, performative
 from tests.fuzz.engine_cases import Server
+from tests.fuzz.mutations import session
 from tests.fuzz.test_engine_memory import attach
 from tests.protocol_engine.pair import flow
 
 pytestmark = pytest.mark.skipif(native is None, reason="the extension is not built, or is switched off")
 
-TRANSACTIONAL = 0x34
 USUAL = encode(Described(ULong(0x73), ["id"])) + encode(Described(ULong(0x75), b"usual"))
 IN_SESSION = encode(Described(ULong(0x73), ["id", *[None] * 9, "session"])) + encode(Described(ULong(0x75), b"body"))
 UNUSUAL = encode(Described(ULong(0x70), [None, None, UInt(1000)])) + USUAL
@@ -41,7 +54,9 @@ class Gathered:
 
     def __init__(self, peer: "NativePeer", link: Link) -> None:
         self._peer, self._link = peer, link
-        self.incoming = native.Incoming(address_of(link.pointer), self, link.max_message_bytes, takes_sessions=True)
+        self.incoming = native.Incoming(
+            address_of(link.pointer), self, link.max_message_bytes, takes_sessions=True, takes_transactions=True
+        )
         link.engine.take_usual(link, self.incoming)
         self.calls = 0
 
@@ -54,14 +69,22 @@ class Gathered:
 
     def take(self) -> None:
         if count := self.incoming.count:
+            transaction = self.incoming.transaction
             found = messages_of(self.incoming.take_run(), with_extra=True)
             assert len(found) == count
-            addresses = [self.incoming.pop() for _ in range(count)][::-1]
-            for message, address in zip(found, addresses, strict=True):
-                self._peer.events.append(("taken", self._link.name, tuple(message), not address))
+            deliveries = TakenDeliveries(self.incoming.take_pending(count))
+            for message, delivery in zip(found, deliveries, strict=True):
+                self._peer.events.append(("taken", self._link.name, tuple(message), delivery is None, transaction))
 
 
-class NativePeer(Peer):
+class TransactionPeer(Peer):
+    """It notes the transaction in place of the state."""
+
+    def on_message(self, link: Link, delivery: Any, payload: bytes, batch: bool, settled: bool, state: int) -> None:
+        super().on_message(link, delivery, payload, batch, settled, transaction_of(delivery) if state else 0)
+
+
+class NativePeer(TransactionPeer):
     def on_attach(self, link: Link) -> None:
         super().on_attach(link)
         self.links = [*getattr(self, "links", []), Gathered(self, link)]
@@ -89,17 +112,33 @@ class NativePeer(Peer):
 
 def as_taken(event: tuple[Any, ...]) -> tuple[Any, ...]:
     """The event of a usual message as that of a peer with the extension."""
-    if event[0] == "message" and not event[3] and not event[5]:
-        _, name, payload, _, settled, _ = event
+    if event[0] == "message" and not event[3] and (not event[5] or event[5] in TRANSACTIONS):
+        _, name, payload, _, settled, transaction = event
         if payload == IN_SESSION or native.take_apart(payload, None) is not None:
-            return "taken", name, take_apart(payload, want_message_id=True), settled
+            return "taken", name, take_apart(payload, want_message_id=True), settled, transaction or None
     return event
 
 
+TRANSACTIONS = [b"transaction one!", b"transaction two!"]
+STATES: dict[str, list[Any]] = {
+    "transactional": [b"t"],
+    "in one": [TRANSACTIONS[0]],
+    "in other": [TRANSACTIONS[1]],
+    "settled in one": [TRANSACTIONS[0]],
+    "in one without outcome": [TRANSACTIONS[0], None],
+    "accepted in one": [TRANSACTIONS[0], Described(ULong(ACCEPTED), [])],
+}
 KINDS = ["plain"] * 8 + [
-    "settled",
+    "settled at once",
     "settled later",
     "transactional",
+    "in one",
+    "in one",
+    "in one",
+    "in other",
+    "settled in one",
+    "in one without outcome",
+    "accepted in one",
     "parts",
     "repeating parts",
     "aborted",
@@ -129,10 +168,16 @@ def frames_of(steps: list[tuple[str, int, str]]) -> list[bytes]:
         if kind == "flow":
             frames.append(flow(handle, counts[handle], 0, False, False))
             continue
-        state = Described(ULong(TRANSACTIONAL), [b"t"]) if kind == "transactional" else None
+        state = Described(ULong(TRANSACTIONAL), STATES[kind]) if kind in STATES else None
         tag = b"same tag" if number % 3 else number.to_bytes(4, "big")
         message_format = {"batch": UInt(BATCH_FORMAT), "bare id": None}.get(kind, UInt(0))
-        fields = [UInt(handle), UInt(number), tag, message_format, kind == "settled"]
+        fields = [
+            UInt(handle),
+            UInt(number),
+            tag,
+            message_format,
+            kind.startswith("settled ") and kind != "settled later",
+        ]
         if kind in ("parts", "repeating parts", "aborted"):
             frames.append(performative(0, TRANSFER, [*fields, True], payload[: len(payload) // 2]))
             again = fields[1:] if kind == "repeating parts" else [None] * 4
@@ -151,7 +196,7 @@ def frames_of(steps: list[tuple[str, int, str]]) -> list[bytes]:
 @given(STEPS, st.lists(st.one_of(st.integers(1, 99), st.integers(1, 70_000)), max_size=60))
 def test_messages_that_come_are_told_alike(steps, cuts):
     data = b"".join(frames_of(steps))
-    peer, reference = NativePeer(), Peer()
+    peer, reference = NativePeer(), TransactionPeer()
     for cut in [*cuts, len(data)]:
         peer.push(data[:cut])
         reference.engine.push(data[:cut])
@@ -179,10 +224,10 @@ def test_messages_of_a_link_that_was_removed_meanwhile_are_told():
     peer.push(b"".join(frames_of(steps)))
     taken_apart = take_apart(USUAL, want_message_id=True)
     assert peer.events == [
-        ("taken", "link-1", taken_apart, False),
+        ("taken", "link-1", taken_apart, False, None),
         ("message", "link-1", UNUSUAL, False, False, 0),
         ("message", "link-1", USUAL, False, False, 0),
-        ("taken", "link-2", taken_apart, False),
+        ("taken", "link-2", taken_apart, False, None),
     ]
 
 
@@ -207,6 +252,28 @@ def test_messages_that_come_are_accepted_in_order():
     incoming.clear()
     with pytest.raises(IndexError):
         incoming.popleft()
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_messages_in_a_transaction_are_accepted_in_it(count):
+    peer, reference = NativePeer(), Peer()
+    told: list[Any] = []
+    reference.on_message = lambda link, delivery, *rest: told.append(delivery)  # type: ignore[method-assign]
+    for each in (peer.engine, reference.engine):
+        each.push(b"".join(frames_of([("in one", 1, "usual")] * count + [("settled in one", 1, "usual")])))
+    incoming = peer.links[0].incoming
+    taken = []
+    while len(incoming):
+        taken.append(TakenDeliveries(incoming.take_pending(1)))
+    for deliveries in taken[::-1]:
+        deliveries.accept_in(TRANSACTIONS[0])
+    for delivery in told[:count]:
+        settle_in(TRANSACTIONS[0], delivery, ACCEPTED)
+    output = peer.engine.pull()
+    assert output == reference.engine.pull()
+    assert output.count(TRANSACTIONS[0]) == count
+    with pytest.raises(IndexError):
+        incoming.take_pending(1)
 
 
 # -- deliveries that go out
@@ -241,7 +308,11 @@ class Sending(Server):
 
     def on_outcome(self, link: Link, delivery: Any, token: bytes, state: int, settled: bool) -> None:
         self.take()
-        self.told.append((link.name, token, state, settled))
+        transaction = transactional_state(delivery) if state == TRANSACTIONAL else None
+        if transaction and transaction[0] in TRANSACTIONS and transaction[1] == ACCEPTED_OUTCOME:
+            self.told.append((link.name, token, ACCEPTED, settled, transaction[0]))
+        else:
+            self.told.append((link.name, token, state, settled, transaction))
 
     def on_detach(self, link: Link, closed: bool, condition: str, description: str) -> None:
         self.told.append((link.name, self.engine.last_tags(link, 3), link.queued))
@@ -278,10 +349,14 @@ class Accepting:
 
     def post_accepted(self) -> None:
         if count := self.outgoing.count:
-            found, is_quiet, ranges = self.outgoing.take_accepted()
+            found, is_quiet, ranges, transaction, addresses = self.outgoing.take_accepted()
             tokens = tokens_of(ranges)
             assert len(tokens) == count == found
-            self._server.told += [(self._link.name, token, ACCEPTED, is_quiet) for token in tokens]
+            self._server.told += [(self._link.name, token, ACCEPTED, is_quiet, transaction) for token in tokens]
+            if transaction is not None and not is_quiet:
+                assert [*map(tag_of, TakenDeliveries(addresses))] == tokens
+            else:
+                assert addresses == b""
 
 
 RECORDS = [
@@ -293,7 +368,19 @@ RECORDS = [
     )
 ]
 RECORDS.append(encode_message(1000, 9_000_000_000_000, *take_apart(USUAL)[:2]))  # is not usual, because it expires
-OUTCOMES = st.sampled_from((ACCEPTED, ACCEPTED, ACCEPTED, RELEASED, MODIFIED))
+ACCEPTED_OUTCOME = Described(ULong(ACCEPTED), [])
+OUTCOMES = st.sampled_from(
+    (
+        *[ACCEPTED_OUTCOME] * 3,
+        *[Described(ULong(TRANSACTIONAL), [TRANSACTIONS[0], ACCEPTED_OUTCOME])] * 3,
+        Described(ULong(TRANSACTIONAL), [TRANSACTIONS[1], ACCEPTED_OUTCOME]),
+        Described(ULong(TRANSACTIONAL), [TRANSACTIONS[1], Described(ULong(RELEASED), [])]),
+        Described(ULong(TRANSACTIONAL), [TRANSACTIONS[1]]),
+        Described(ULong(TRANSACTIONAL), [b"short", ACCEPTED_OUTCOME]),
+        Described(ULong(RELEASED), []),
+        Described(ULong(MODIFIED), []),
+    )
+)
 NUMBERS = st.integers(0, 30)
 LINKS = st.sampled_from((0, 1))
 SENDING_STEPS = st.lists(
@@ -334,7 +421,7 @@ def test_messages_are_sent_alike(steps, max_frame, window):
             data = performative(0, FLOW, [*window_fields, UInt(HANDLES[index]), UInt(delivered), UInt(credit)])
         elif kind == "outcome":
             first, more, state, settled = given_
-            fields = [True, UInt(first), UInt(first + more), settled, Described(ULong(state), [])]
+            fields = [True, UInt(first), UInt(first + more), settled, state]
             data = performative(0, DISPOSITION, fields)
         elif kind == "detach":
             index, closed = given_
@@ -352,3 +439,47 @@ def test_messages_are_sent_alike(steps, max_frame, window):
             server.take()
         assert [each.unsettled for each in servers[0].senders] == [each.unsettled for each in servers[1].senders]
     assert servers[0].told == servers[1].told
+
+
+# -- the walk
+
+ACCEPTED_IN_ONE = performative(
+    0,
+    DISPOSITION,
+    [True, UInt(7), UInt(300), False, Described(ULong(TRANSACTIONAL), [TRANSACTIONS[0], ACCEPTED_OUTCOME]), True],
+)
+
+
+def in_list_32(frame: bytes) -> bytes:
+    """The disposition with its state's fields in a list of the other encoding."""
+    at = frame.index(b"\x00\x53\x34\xc0") + 3
+    size, count = frame[at + 1 : at + 3]
+    longer = frame[:at] + b"\xd0" + (size + 3).to_bytes(4, "big") + count.to_bytes(4, "big") + frame[at + 3 :]
+    return len(longer).to_bytes(4, "big") + longer[4:12] + bytes((longer[12] + 6,)) + longer[13:]
+
+
+@settings(max_examples=1000)
+@given(
+    st.sampled_from([ACCEPTED_IN_ONE, in_list_32(ACCEPTED_IN_ONE)]),
+    st.lists(st.tuples(st.integers(8, 70), st.one_of(st.integers(0, 255), st.sampled_from(b"@ABCERp\xc0\xd0")))),
+)
+def test_the_walk_finds_the_same_faults_in_dispositions(frame, changes):
+    changed = bytearray(frame)
+    for at, value in changes[:3]:
+        if at < len(changed):
+            changed[at] = value
+    ends = []
+    for walk_usual in (native.walk, None):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(incoming_walk, "_walk_usual", walk_usual)
+            walk = FrameWalk(65536)
+            begun = walk.feed(b"".join(session("orders")[:4]))
+            given_ = walk.feed(bytes(changed))
+            ends.append((begun, given_, type(walk.error)))
+    assert ends[0] == ends[1]
+
+
+def test_an_accepted_disposition_in_a_transaction_is_passed_by():
+    for frame in (ACCEPTED_IN_ONE, in_list_32(ACCEPTED_IN_ONE)):
+        assert native.walk(frame, 0, 65536, (b"\xff", b"\xa0\0", b"", 1), True, 0) == (len(frame), 0)
+        assert native.walk(frame, 0, 65536, (b"\xff", b"\xa0\0", b"", 1), False, 0) == (0, 0)

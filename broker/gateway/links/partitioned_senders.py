@@ -17,7 +17,7 @@ from broker.errors import BrokerError, OutcomeUnknown, PartitionParked, QuotaExc
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Host
 from broker.gateway.links.channel import LinkChannel
-from broker.gateway.links.pending import TakenArrivals
+from broker.gateway.links.pending import TakenDeliveries
 from broker.gateway.links.senders import ClientSender
 from broker.gateway.namespace import Entity
 from broker.gateway.router import EARLY_BYTES
@@ -273,7 +273,7 @@ class PartitionedSender(ClientSender):
         command = _Command(False, False, time.perf_counter())
         command.size_bytes, count = incoming.message_bytes, incoming.count
         command.messages = RunMessages(incoming.take_run(), count)
-        command.deliveries = TakenArrivals(incoming.take_pending())
+        command.deliveries = TakenDeliveries(incoming.take_pending(len(incoming)))
         self.unanswered += count
         while True:
             try:
@@ -364,7 +364,7 @@ class PartitionedSender(ClientSender):
 
     def _tell(self, deliveries: Iterable[Delivery | None], error: BrokerError | None) -> None:
         if error is None:
-            if isinstance(deliveries, TakenArrivals):
+            if isinstance(deliveries, TakenDeliveries):
                 deliveries.accept()
                 return
             for delivery in deliveries:

@@ -9,7 +9,7 @@ from typing import Any, Protocol, overload
 
 from broker.gateway.links.outcomes import STATE_OF
 from broker.wire import Outcome
-from protocol.engine.deliveries import ACCEPTED, Delivery, settle
+from protocol.engine.deliveries import ACCEPTED, TRANSACTIONAL, Delivery, settle, state_in
 from protocol.engine.native import address_of, delivery_at, native
 
 _ADDRESS_BYTES = 8
@@ -57,7 +57,7 @@ class NativeArrivals:
         return len(self._incoming)
 
 
-class TakenArrivals(Sequence[Delivery | None]):
+class TakenDeliveries(Sequence[Delivery | None]):
     """Deliveries that the extension has given up, as `Incoming.take_pending` has them."""
 
     def __init__(self, addresses: bytes) -> None:
@@ -66,17 +66,20 @@ class TakenArrivals(Sequence[Delivery | None]):
     def accept(self) -> None:
         native.accept_all(self._addresses)
 
+    def accept_in(self, transaction: bytes) -> None:
+        native.settle_all(self._addresses, TRANSACTIONAL, state_in(transaction, ACCEPTED))
+
     def __len__(self) -> int:
         return len(self._addresses) // _ADDRESS_BYTES
 
     @overload
     def __getitem__(self, index: int) -> Delivery | None: ...
     @overload
-    def __getitem__(self, index: slice) -> "TakenArrivals": ...
-    def __getitem__(self, index: int | slice) -> "Delivery | TakenArrivals | None":
+    def __getitem__(self, index: slice) -> "TakenDeliveries": ...
+    def __getitem__(self, index: int | slice) -> "Delivery | TakenDeliveries | None":
         addresses = memoryview(self._addresses).cast("Q")[index]
         if isinstance(addresses, memoryview):
-            return TakenArrivals(bytes(addresses))
+            return TakenDeliveries(bytes(addresses))
         return delivery_at(addresses) if addresses else None
 
 

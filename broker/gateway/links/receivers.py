@@ -12,7 +12,7 @@ from broker.gateway.links.channel import LinkChannel
 from broker.gateway.links.delivery import render_delivery
 from broker.gateway.links.entity_link import EntityLink
 from broker.gateway.links.outcomes import STATE_OF, transactional_outcome
-from broker.gateway.links.pending import NativeSettlements, PlainSettlements, Settlements
+from broker.gateway.links.pending import NativeSettlements, PlainSettlements, Settlements, TakenDeliveries
 from broker.gateway.links.properties import dead_letter_properties, encode_properties
 from broker.gateway.namespace import Entity
 from broker.namespace.entities import Right
@@ -377,10 +377,14 @@ class ClientReceiver(EntityLink):
         outgoing: Any = self.link.outgoing
         if outgoing is None or not outgoing.count:
             return
-        count, is_quiet, tokens = outgoing.take_accepted()
-        self._accept(tokens, count, is_quiet)
+        count, is_quiet, tokens, transaction_id, addresses = outgoing.take_accepted()
         if self._is_held_back:
             self._may_get_more = True
+        if transaction_id is not None:
+            deliveries = TakenDeliveries(addresses)
+            self._settle_in(transaction_id, deliveries, runs.tokens_of(tokens), Outcome.ACCEPTED, None, is_quiet)
+            return
+        self._accept(tokens, count, is_quiet)
         if is_quiet:
             self._count_settled(Outcome.ACCEPTED, count)
 
@@ -408,7 +412,7 @@ class ClientReceiver(EntityLink):
             _, description, info = rejection(delivery)
             properties = dead_letter_properties(info, description)
         elif state == TRANSACTIONAL:
-            self._settle_in(delivery, token, settled)
+            self._settle_in_transaction(delivery, token, settled)
             return
         elif state == RELEASED or settled:
             outcome = Outcome.RELEASED
@@ -441,39 +445,74 @@ class ClientReceiver(EntityLink):
         if self._may_get_more:
             self.connection.active.add(self)
 
-    def _settle_in(self, delivery: Delivery, token: bytes, settled: bool) -> None:
-        """The outcome is a part of a transaction. Its answer is transactional too, unless the outcome is refused."""
-        connection = self.connection
-        self.connection.active.add(self)
+    def _settle_in_transaction(self, delivery: Delivery, token: bytes, settled: bool) -> None:
+        """The outcome is a part of a transaction."""
         transaction_id, value = transactional_state(delivery)
-
-        def answered(error: BrokerError | None) -> None:
-            waits = not settled and not self.link.closed
-            self.metrics.incoming_requests += 1
-            if error is not None:
-                self.metrics.failed(type(error).__name__)
-                if waits:
-                    connection.reject(delivery, condition_of(error), str(error), self.tracker)
-                return
-            self.metrics.successful_requests += 1
-            self.metrics.settled[outcome] += 1
-            if waits:
-                settle_in(transaction_id, delivery, STATE_OF[outcome])
-
         try:
             outcome, properties = transactional_outcome(value, self._directives)
-            transaction = connection.transactions.find(transaction_id)
-            channel = self._only or self._channel_of(token)
-            transaction.settle(channel, self, settled, token, outcome, properties, answered)
         except BrokerError as error:
-            self.metrics.incoming_requests += 1
-            self.metrics.failed(type(error).__name__)
-            if settled:
-                connection.transactions.fail(transaction_id, error)
-            else:
-                connection.reject(delivery, condition_of(error), str(error), self.tracker)
+            self._refuse_in(transaction_id, () if settled else (delivery,), error, 1)
+        else:
+            deliveries = () if settled else (delivery,)
+            self._settle_in(transaction_id, deliveries, [token], outcome, properties, settled)
         if settled:
             forget(delivery)
+
+    def _settle_in(
+        self,
+        transaction_id: bytes,
+        deliveries: Sequence[Delivery | None],
+        tokens: list[bytes],
+        outcome: Outcome,
+        properties: dict[str, Any] | None,
+        is_quiet: bool,
+    ) -> None:
+        """Outcomes, all on one partition, are a part of a transaction.
+
+        Their answers are transactional, too, unless they are refused. `is_quiet`: the client has settled them, and
+        there are no deliveries.
+        """
+        connection, count = self.connection, len(tokens)
+        connection.active.add(self)
+
+        def answered(errors: Sequence[BrokerError | None] | None) -> None:
+            metrics = self.metrics
+            metrics.incoming_requests += count
+            failed = [] if errors is None else [each for each in errors if each is not None]
+            for error in failed:
+                metrics.failed(type(error).__name__)
+            metrics.successful_requests += count - len(failed)
+            metrics.settled[outcome] += count - len(failed)
+            if is_quiet or self.link.closed:
+                return
+            if not failed and isinstance(deliveries, TakenDeliveries):
+                deliveries.accept_in(transaction_id)
+                return
+            for delivery, refused in zip(deliveries, errors or [None] * count, strict=True):
+                assert delivery is not None
+                if refused is None:
+                    settle_in(transaction_id, delivery, STATE_OF[outcome])
+                else:
+                    connection.reject(delivery, condition_of(refused), str(refused), self.tracker)
+
+        try:
+            transaction = connection.transactions.find(transaction_id)
+            channel = self._only or self._channel_of(tokens[0])
+            transaction.settle(channel, self, is_quiet, tokens, outcome, properties, answered)
+        except BrokerError as error:
+            self._refuse_in(transaction_id, deliveries, error, count)
+
+    def _refuse_in(
+        self, transaction_id: bytes, deliveries: Sequence[Delivery | None], error: BrokerError, count: int
+    ) -> None:
+        """Outcomes cannot be a part of their transaction; `deliveries` are those whose client waits."""
+        self.metrics.incoming_requests += count
+        self.metrics.failed(type(error).__name__, count)
+        if not deliveries:
+            self.connection.transactions.fail(transaction_id, error)
+        for delivery in deliveries if not self.link.closed else ():
+            assert delivery is not None
+            self.connection.reject(delivery, condition_of(error), str(error), self.tracker)
 
     def on_settled(self, settling: Settlements, count: int, error: BrokerError | None) -> None:
         """The first `count` of `settling` are answered."""

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from broker import wire
@@ -12,10 +12,10 @@ from broker.gateway.host import Host
 from broker.gateway.links.channel import LinkChannel
 from broker.gateway.links.entity_link import EntityLink
 from broker.gateway.links.intake import Intake
-from broker.gateway.links.pending import Arrivals, NativeArrivals, PlainArrivals
+from broker.gateway.links.pending import Arrivals, NativeArrivals, PlainArrivals, TakenDeliveries
 from broker.gateway.namespace import Entity
 from broker.gateway.router import EARLY_BYTES
-from broker.gateway.transactions import addressed
+from broker.gateway.transactions import Answered, Transaction, addressed
 from broker.namespace.entities import Right
 from broker.wire import Extra, Send
 from protocol import error_texts
@@ -54,6 +54,7 @@ class SenderChannel(LinkChannel):
                 needs_id=sender.wants_id,
                 takes_sessions=sender.entity.kind != "topic",  # whose subscriptions may require sessions
                 needs_session=sender.requires_session,
+                takes_transactions=True,
             )
             link.engine.take_usual(link, self._incoming)
         self.pending: Arrivals = PlainArrivals() if self._incoming is None else NativeArrivals(self._incoming)
@@ -118,8 +119,18 @@ class SenderChannel(LinkChannel):
 
     def _post_run(self) -> None:
         incoming = self._incoming
-        count, size_bytes = incoming.count, incoming.message_bytes
+        count, size_bytes, transaction_id = incoming.count, incoming.message_bytes, incoming.transaction
         run = incoming.take_run()
+        if transaction_id is not None:
+            sender = self._sender
+            sender.send_in(
+                transaction_id,
+                TakenDeliveries(incoming.take_pending(count)),
+                count,
+                size_bytes,
+                lambda transaction, answered: transaction.send_run(sender, run, count, answered),
+            )
+            return
         if self.worker.is_stalled:
             for _ in range(count):
                 self._sender.refuse_address(incoming.pop(), _BUSY)
@@ -182,7 +193,9 @@ class SenderChannel(LinkChannel):
         if self.messages:
             messages, self.messages = self.messages, []
             self.worker.post(wire.send(self.partition, 0, self._sender.queue, messages))
-        if self._incoming is not None and (count := self._incoming.count):
+        if self._incoming is not None and self._incoming.transaction is not None:
+            self.post_gathered()  # the transaction may go on
+        elif self._incoming is not None and (count := self._incoming.count):
             self.worker.post_run(self.partition, 0, self._sender.queue, count, self._incoming.take_run())
         self._sender.link.engine.forget_native(self._sender.link)
         self.forget()
@@ -245,7 +258,18 @@ class ClientSender(EntityLink, Intake):
             self.refuse(delivery, settled, _BUSY)
             return
         if state == TRANSACTIONAL:
-            self._send_in(transactional_state(delivery)[0], delivery, messages, len(payload), settled)
+            if channel is not None:
+                channel.post_gathered()  # of the same transaction, perhaps
+            transaction_id, _ = transactional_state(delivery)
+            if settled:
+                forget(delivery)
+            self.send_in(
+                transaction_id,
+                (None if settled else delivery,),
+                len(messages),
+                len(payload),
+                lambda transaction, answered: transaction.send(self, [messages], answered),
+            )
             return
         if channel is None:
             self._spread(delivery, messages, len(payload), batch, settled)
@@ -259,36 +283,57 @@ class ClientSender(EntityLink, Intake):
         else:
             channel.take(waiting, messages[0], len(payload))
 
-    def _send_in(
-        self, transaction_id: bytes, delivery: Delivery, messages: list[Any], size_bytes: int, settled: bool
+    def send_in(
+        self,
+        transaction_id: bytes,
+        deliveries: Sequence[Delivery | None],
+        messages: int,
+        size_bytes: int,
+        add: Callable[[Transaction, Answered], None],
     ) -> None:
-        """The delivery is a part of a transaction. Its answer is transactional too, unless the delivery is refused."""
+        """Deliveries are a part of a transaction, to which `add` adds them. `messages` is the number of their messages.
 
-        def answered(error: BrokerError | None) -> None:
-            self._in_transactions -= 1
+        Their answers are transactional, too, unless they are refused.
+        """
+        count = len(deliveries)
+
+        def answered(errors: Sequence[BrokerError | None] | None) -> None:
+            self._in_transactions -= count
             self.connection.active.add(self)
-            waits = not settled and not self.link.closed
-            self.metrics.incoming_requests += 1
-            if error is not None:
+            self.metrics.incoming_requests += count
+            refused = [] if errors is None else [each for each in zip(deliveries, errors, strict=True) if each[1]]
+            taken = count - len(refused)
+            self.metrics.successful_requests += taken
+            self.metrics.incoming_messages += messages * taken // count
+            self.metrics.incoming_bytes += size_bytes * taken // count
+            for _, error in refused:
                 self.metrics.failed(type(error).__name__)
-                if waits:
-                    self.connection.reject(delivery, condition_of(error), str(error), self.tracker)
+            if self.link.closed:
                 return
-            self.metrics.successful_requests += 1
-            self.metrics.incoming_messages += len(messages)
-            self.metrics.incoming_bytes += size_bytes
-            if waits:
-                settle_in(transaction_id, delivery, ACCEPTED)
+            for delivery, error in refused:
+                if delivery is not None and error is not None:
+                    self.connection.reject(delivery, condition_of(error), str(error), self.tracker)
+            if not refused and isinstance(deliveries, TakenDeliveries):
+                deliveries.accept_in(transaction_id)
+                return
+            for delivery, error in zip(deliveries, errors or [None] * count, strict=True):
+                if delivery is not None and error is None:
+                    settle_in(transaction_id, delivery, ACCEPTED)
 
         try:
+            if self._only is not None and self._only.worker.is_stalled:
+                raise _BUSY
             transaction = self.connection.transactions.find(transaction_id)
-            transaction.send(self, messages, answered)
+            add(transaction, answered)
         except BrokerError as error:
-            self.refuse(delivery, settled, error)
+            for delivery in deliveries:
+                if delivery is None or self.link.closed:
+                    self.connection.transactions.fail(transaction_id, error)
+                    self._count_refused(error)
+                else:
+                    self.refuse(delivery, False, error)
         else:
-            self._in_transactions += 1
-            if settled:
-                forget(delivery)
+            self._in_transactions += count
 
     def _check(self, message: Any) -> None:
         extra = message[3]
@@ -296,17 +341,19 @@ class ClientSender(EntityLink, Intake):
             raise NotAllowed(error_texts.session_id_missing(self._taker.name))
 
     def refuse(self, delivery: Delivery, settled: bool, error: Exception) -> None:
+        self._count_refused(error)
+        super().refuse(delivery, settled, error)
+
+    def _count_refused(self, error: Exception) -> None:
         self.metrics.incoming_requests += 1
         self.metrics.failed(type(error).__name__)
-        super().refuse(delivery, settled, error)
 
     def refuse_address(self, delivery: int, error: BrokerError) -> None:
         """As `refuse`, of a delivery of the extension; 0 is one that was sent settled."""
         if delivery:
             self.refuse(delivery_at(delivery), False, error)
         else:
-            self.metrics.incoming_requests += 1
-            self.metrics.failed(type(error).__name__)
+            self._count_refused(error)
 
     def post_gathered(self) -> bool:
         channel = self._only

@@ -68,6 +68,7 @@ class Coordinator(Intake):
 
     def _discharge(self, delivery: Delivery, transaction_id: bytes, commit: bool, settled: bool) -> None:
         connection = self.connection
+        connection.post_gathered()  # what has gathered may be a part of the transaction
         transaction = connection.transactions.take(transaction_id)
         if settled:
             forget(delivery)
@@ -87,4 +88,5 @@ class Coordinator(Intake):
 
     def on_detach(self) -> None:
         """Roll back the transactions that were declared here and not discharged."""
+        self.connection.post_gathered()
         self.connection.transactions.roll_back(self)

@@ -246,6 +246,18 @@ class Locks:
         """True if no open transaction settles one of these."""
         return not self.staged or self.staged.isdisjoint(tokens_of(ranges))
 
+    def have(self, tokens: Sequence[bytes], now_ms: int) -> bool:
+        """True if `find` finds each of these, and no open transaction settles one."""
+        locks, staged = self.held, self.staged
+        for token in tokens:
+            held = locks.get(token)
+            if held is None or token in staged:
+                return False
+            _, _, _, _, until_ms, holder = held
+            if until_ms <= now_ms or holder.until_ms <= now_ms:
+                return False
+        return True
+
     def renew(self, token: bytes, until_ms: int) -> None:
         ref, size, due_ms, place, _, holder = self.held.pop(token)
         self.held[token] = (ref, size, due_ms, place, until_ms, holder)

@@ -14,6 +14,13 @@ class Send(NamedTuple):
     reserved: int | None  # the first of their sequence numbers, if the client was told these
 
 
+class SendRun(NamedTuple):
+    """Usual messages to a queue that needs nothing of them but their records: see `broker.runs`."""
+
+    queue_id: int
+    run: bytes
+
+
 class Settle(NamedTuple):
     queue_id: int
     tokens: list[bytes]
@@ -40,7 +47,7 @@ class Transaction:
     def __init__(self, deadline_ms: int, owner: Hashable) -> None:
         self.owner = owner
         self.deadline_ms = deadline_ms
-        self.operations: list[Send | Settle] = []
+        self.operations: list[Send | SendRun | Settle] = []
         self.message_count = 0  # messages sent in the transaction
         self.message_bytes = 0
         self.unstaged_bytes = 0  # of these, bytes that only memory has

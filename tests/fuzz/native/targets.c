@@ -69,6 +69,13 @@ static void frames(const uint8_t *data, size_t size) {
             require(is_known && transfer.channel == channel && transfer.handle == handle);
             require(transfer.payload_at <= transfer.size && transfer.payload_at <= size);
             require(transfer.tag >= data && transfer.tag + transfer.tag_bytes <= data + transfer.payload_at);
+            const uint8_t *transaction = transfer.transaction;
+            require(!transaction || transaction + TRANSACTION_BYTES <= data + transfer.payload_at);
+        }
+        for (int accepted = 0; accepted < 2; accepted++) {
+            const uint8_t *transaction;
+            if (transaction_read(data, size, accepted, &transaction))
+                require(transaction > data && transaction + TRANSACTION_BYTES <= data + size);
         }
         size_t next = read_u32(data);
         if (next < 8 || next > size) break;

@@ -1,0 +1,64 @@
+"""A run that is a part of a transaction goes to the partition as the version of its worker knows it."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from broker import runs, wire
+from broker.errors import QuotaExceeded
+from broker.gateway.transactions import Transaction
+from broker.wire import SendOperation, SendRunOperation
+from protocol.codec import Described, ULong, encode
+from protocol.message.intake import take_apart
+from storage.records import MESSAGE_HEADER_BYTES
+
+MESSAGES = [
+    encode(Described(ULong(0x73), ["id", *[None] * 9, "session"])) + encode(Described(ULong(0x75), b"body")),
+    encode(Described(ULong(0x75), b"other")),
+]
+
+
+class Posted:
+    """A turn, a router and its worker, which note what is asked."""
+
+    def __init__(self, knows_runs: bool) -> None:
+        self.knows_runs_in_transactions = knows_runs
+        self.active: set[Any] = set()
+        self.asked: list[Any] = []
+        self.reply: Any = None
+
+    def worker(self, partition: int) -> "Posted":
+        return self
+
+    def request(self, partition: int, name: str, queue: int, arguments: Any, reply: Any, owner: Any) -> None:
+        self.asked.append((partition, name, wire.unpack_operations(arguments[2])))
+        self.reply = reply
+
+    def flush(self) -> None: ...
+
+
+@pytest.mark.parametrize("knows_runs", [True, False])
+def test_an_older_worker_gets_the_messages_one_by_one(knows_runs):
+    taken = [take_apart(message, want_message_id=True) for message in MESSAGES]
+    run = runs.run_of([bytes(MESSAGE_HEADER_BYTES - len(layout)) + layout + body for layout, body, _, _ in taken])
+    posted = Posted(knows_runs)
+    declaring: Any = SimpleNamespace(crosses_entities=lambda link: False)
+    transaction = Transaction(b"t" * 16, posted, posted, declaring)  # type: ignore[arg-type]
+    entity = SimpleNamespace(partition=3, partitions=(3,), is_partitioned=False)
+    sender: Any = SimpleNamespace(entity=entity, queue=8, link=None, destination=None)
+    told: list[Any] = []
+    transaction.send_run(sender, run, 2, told.append)
+    transaction.post()
+    [(partition, name, [operation])] = posted.asked
+    assert (partition, name) == (3, "transact")
+    if knows_runs:
+        assert operation == SendRunOperation(8, True, 2, run)
+    else:
+        assert operation == SendOperation(8, True, [[[*message[:3], message[3]]] for message in taken])
+    posted.reply([None], None)
+    posted.reply([[None, ["QuotaExceeded", "full"]]], None)
+    assert told[0] is None
+    first, second = told[1]
+    assert first is None
+    assert isinstance(second, QuotaExceeded)
