@@ -11,15 +11,25 @@ def store_run(
     run: bytes,
     enqueued_ms: int,
     expires_ms: int,
-    queue_id: int,
     first_number: int,
     first_message_id: int,
     session: int | None,
-) -> tuple[list[tuple[bytes, bytes]], list[tuple[bytes, bytes]], list[tuple[int, int, int, Any]]] | None:
-    """Items of MESSAGES, items of QUEUE, and refs of the messages of a run. Raises ValueError for what is no run.
+) -> tuple[list[tuple[bytes, bytes]], list[bytes], list[tuple[int, int, int, Any]]] | None:
+    """Items of MESSAGES, values of entries, and refs of the messages of a run. Raises ValueError for what is no run.
 
     `session`: the key of their session ids in overlays. None if a message has no group-id that is a short string.
     """
+
+class Entries:
+    """Items of QUEUE, which are made when somebody asks for them.
+
+    Each of the queues, (queue id, first number), has these values with consecutive numbers. The length is the number of
+    all items.
+    """
+
+    def __init__(self, values: list[bytes], queues: list[tuple[int, int]]) -> None: ...
+    def items(self) -> list[tuple[bytes, bytes]]: ...
+    def __len__(self) -> int: ...
 
 def digests_of(run: bytes) -> list[bytes] | None:
     """Digests of the message-ids of a run's messages, as in duplicate detection; None if one has no short string."""

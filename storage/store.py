@@ -42,6 +42,14 @@ class StoreFull(StoreError):
     """The map or the disk has no room left for this commit; nothing of it was kept."""
 
 
+class Entries(Protocol):
+    """Items of QUEUE that are made when somebody asks for them: see `protocol._native`."""
+
+    def items(self) -> list[tuple[bytes, bytes]]: ...
+
+    def __len__(self) -> int: ...
+
+
 class Store(Protocol):
     """Ordered tables of one partition.
 
@@ -78,6 +86,10 @@ class Store(Protocol):
 
     def insert_many(self, table: Table, items: Sequence[tuple[bytes, bytes]]) -> None:
         """Put `items`, whose keys the table does not have. What is deleted soon may never be written to it."""
+
+    def insert_entries(self, entries: Entries) -> None:
+        """As `insert_many` into QUEUE. A store may make the items when somebody asks for one."""
+        self.insert_many(Table.QUEUE, entries.items())
 
     def delete(self, table: Table, key: bytes) -> None:
         """The key need not be there."""

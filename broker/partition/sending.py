@@ -98,7 +98,7 @@ class _Made(NamedTuple):
     """What is stored of a run."""
 
     records: list[tuple[bytes, bytes]]  # items of MESSAGES
-    entries: list[tuple[bytes, bytes]]  # items of QUEUE
+    values: list[bytes]  # of entries
     refs: list[Ref]
     sizes: list[int]
     expires_ms: int
@@ -109,21 +109,21 @@ def _make(core: Core, queue: Queue, run: bytes, now_ms: int) -> _Made | None:
     ttl_ms = queue.terms.time_to_live_ms
     expires_ms = NEVER if ttl_ms is None else end_of_life(now_ms, ttl_ms)
     key = None if queue.sessions is None else _SESSION
-    made = extension.store_run(run, now_ms, expires_ms, queue.id, queue.next_number, core.bodies.next_id, key)
+    made = extension.store_run(run, now_ms, expires_ms, queue.next_number, core.bodies.next_id, key)
     if made is None:
         return None
-    records, entries, refs = made
-    return _Made(records, entries, refs, [len(record) for _, record in records], expires_ms)
+    records, values, refs = made
+    return _Made(records, values, refs, [len(record) for _, record in records], expires_ms)
 
 
 def _store_made(core: Core, queue: Queue, made: _Made) -> None:
-    records, entries, refs, sizes, expires_ms = made
+    records, values, refs, sizes, expires_ms = made
     first = queue.next_number
     queue.tally.incoming += len(refs)
     core.changing()
     core.bodies.append_items(records, keep=queue.is_awaited)
-    core.store.insert_many(_QUEUE, entries)
-    core.turn.work += len(entries)
+    core.store.insert_entries(extension.Entries(values, [(queue.id, first)]))
+    core.turn.work += len(refs)
     queue.next_number += len(refs)
     queue.counts[_AVAILABLE] += len(refs)
     queue.size_bytes += sum(sizes)

@@ -42,10 +42,9 @@ static PyObject *message_key(uint64_t message_id) {
     return bytes_of(key, sizeof key);
 }
 
-static PyObject *queue_key(uint32_t queue_id, uint8_t place, uint64_t number) {
-    uint8_t key[QUEUE_KEY_BYTES], *at = write_u32(key, queue_id);
-    *at++ = place;
-    write_u64(at, number);
+PyObject *available_key(uint32_t queue_id, uint64_t number) {
+    uint8_t key[QUEUE_KEY_BYTES];
+    write_available_key(key, queue_id, number);
     return bytes_of(key, sizeof key);
 }
 
@@ -108,19 +107,18 @@ static PyObject *session_of(const uint8_t *record, size_t size, uint8_t key, uin
     return overlay;
 }
 
-// store_run(run, enqueued_ms, expires_ms, queue_id, first number, first message id, key of sessions or None)
-//   -> items of MESSAGES, items of QUEUE, refs; None if a message has no session
+// store_run(run, enqueued_ms, expires_ms, first number, first message id, key of sessions or None)
+//   -> items of MESSAGES, values of entries, refs; None if a message has no session
 PyObject *store_run(PyObject *module, PyObject *arguments) {
     (void)module;
     const char *bytes;
     Py_ssize_t run_bytes;
     long long enqueued_ms, expires_ms;
-    unsigned int queue_id;
     unsigned long long number, message_id;
     PyObject *session;
     long key = 0;
-    if (!PyArg_ParseTuple(arguments, "y#LLIKKO", &bytes, &run_bytes, &enqueued_ms, &expires_ms, &queue_id, &number,
-                          &message_id, &session))
+    if (!PyArg_ParseTuple(arguments, "y#LLKKO", &bytes, &run_bytes, &enqueued_ms, &expires_ms, &number, &message_id,
+                          &session))
         return NULL;
     if (session != Py_None) {
         key = PyLong_AsLong(session);
@@ -152,8 +150,7 @@ PyObject *store_run(PyObject *module, PyObject *arguments) {
             if (!PyErr_Occurred()) result = Py_NewRef(Py_None);
             goto end;
         }
-        PyObject *entry = entry_of(message_id, packed, packed_bytes);
-        int staged = append(entries, pair_of(queue_key(queue_id, PLACE_AVAILABLE, number), entry));
+        int staged = append(entries, entry_of(message_id, packed, packed_bytes));
         if (append(refs, Py_BuildValue("KKON", number, message_id, zero, overlay)) < 0 || staged < 0) goto end;
         number++;
         message_id++;
@@ -165,24 +162,6 @@ end:
     Py_XDECREF(refs);
     Py_XDECREF(zero);
     return result;
-}
-
-// entries_again(items of QUEUE, queue_id, first number) -> items with the same values, for another queue
-PyObject *entries_again(PyObject *module, PyObject *arguments) {
-    (void)module;
-    PyObject *entries;
-    unsigned int queue_id;
-    unsigned long long number;
-    if (!PyArg_ParseTuple(arguments, "O!IK", &PyList_Type, &entries, &queue_id, &number)) return NULL;
-    Py_ssize_t count = PyList_Size(entries);
-    PyObject *again = PyList_New(count);
-    for (Py_ssize_t index = 0; again && index < count; index++) {
-        PyObject *entry = PyTuple_GetItem(PyList_GetItem(entries, index), 1);
-        PyObject *item = entry ? pair_of(queue_key(queue_id, PLACE_AVAILABLE, number++), Py_NewRef(entry)) : NULL;
-        if (item) PyList_SetItem(again, index, item);
-        else Py_CLEAR(again);
-    }
-    return again;
 }
 
 // digests_of(run) -> [digest, ...]; None if a message has no message-id that is a short string
@@ -512,7 +491,7 @@ PyObject *keys_of(PyObject *module, PyObject *arguments) {
         unsigned long long number = PyLong_AsUnsignedLongLong(PyTuple_GetItem(ref, 0));
         unsigned long long message_id = PyLong_AsUnsignedLongLong(PyTuple_GetItem(ref, 1));
         bytes += PyLong_AsLongLong(PyTuple_GetItem(held, 1));
-        PyObject *queue = queue_key(queue_id, PLACE_AVAILABLE, number), *message = message_key(message_id);
+        PyObject *queue = available_key(queue_id, number), *message = message_key(message_id);
         if (expires > 0 && append(in_due, due_key(queue_id, timer, (uint64_t)due_ms, number)) < 0) Py_CLEAR(message);
         if (!queue || !message || PyErr_Occurred()) {
             Py_XDECREF(queue);

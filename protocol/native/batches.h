@@ -8,8 +8,9 @@
 #endif
 #include <Python.h>
 
+#include <stdint.h>
+
 PyObject *store_run(PyObject *module, PyObject *arguments);
-PyObject *entries_again(PyObject *module, PyObject *arguments);
 PyObject *digests_of(PyObject *module, PyObject *run);
 PyObject *refs_of(PyObject *module, PyObject *items);
 PyObject *run_of_refs(PyObject *module, PyObject *refs);
@@ -26,5 +27,8 @@ PyObject *parts_of(PyObject *module, PyObject *entries);
 PyObject *tokens_of(PyObject *module, PyObject *ranges);
 PyObject *pack_into(PyObject *module, PyObject *arguments);
 PyObject *delete_all(PyObject *module, PyObject *arguments);
+
+// The key of an available entry, as a new reference.
+PyObject *available_key(uint32_t queue_id, uint64_t number);
 
 #endif

@@ -4,6 +4,7 @@
 #include "module.h"
 
 #include "batches.h"
+#include "entries.h"
 #include "frames.h"
 #include "intake.h"
 #include "journal.h"
@@ -118,7 +119,6 @@ static PyMethodDef methods[] = {
     {"accept_all", accept_all, METH_O, NULL},
     {"settle_all", settle_all, METH_VARARGS, NULL},
     {"store_run", store_run, METH_VARARGS, NULL},
-    {"entries_again", entries_again, METH_VARARGS, NULL},
     {"digests_of", digests_of, METH_O, NULL},
     {"refs_of", refs_of, METH_O, NULL},
     {"run_of_refs", run_of_refs, METH_O, NULL},
@@ -155,6 +155,7 @@ PyMODINIT_FUNC PyInit__native(void) {
         add_type(module, &outgoing_spec, "Outgoing", &outgoing_type) < 0 ||
         add_type(module, &pump_spec, "Pump", &pump_type) < 0 ||
         add_type(module, &columns_spec, "Columns", &columns_type) < 0 ||
+        add_type(module, &entries_spec, "Entries", &entries_type) < 0 ||
         add_type(module, &bytes_spec, "Bytes", &bytes_type) < 0) {
         Py_DECREF(module);
         return NULL;

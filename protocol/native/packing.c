@@ -2,6 +2,8 @@
 #include "batches.h"
 
 #include "bytes.h"
+#include "entries.h"
+#include "records.h"
 
 #include <stdbool.h>
 
@@ -122,6 +124,26 @@ static bool put_items(struct output *output, PyObject *sequence, Py_ssize_t coun
     return true;
 }
 
+// As items of QUEUE.
+static bool put_entries(struct output *output, PyObject *value) {
+    const Entries *entries = (Entries *)value;
+    const struct entries_queue *queue = (struct entries_queue *)entries->queues.bytes;
+    Py_ssize_t count = PyTuple_Size(entries->values);
+    if (!put_count(output, 0x90, 0xDC, (size_t)entries_length(value))) return false;
+    for (size_t left = entries->queues.size / sizeof *queue; left; left--, queue++) {
+        for (Py_ssize_t index = 0; index < count; index++) {
+            uint8_t *at = room(output, 3 + QUEUE_KEY_BYTES);
+            if (!at) return false;
+            at[0] = 0x92; // a pair, whose first is so many bytes
+            at[1] = 0xC4;
+            at[2] = QUEUE_KEY_BYTES;
+            write_available_key(at + 3, queue->queue_id, queue->first + (uint64_t)index);
+            if (!put_bytes(output, PyTuple_GetItem(entries->values, index))) return false;
+        }
+    }
+    return true;
+}
+
 // False if there is no room, or the value is of a kind that is not known here.
 static bool put(struct output *output, PyObject *value, int levels) {
     if (!levels) return false;
@@ -135,6 +157,7 @@ static bool put(struct output *output, PyObject *value, int levels) {
     if (PyLong_Check(value)) return put_int(output, value);
     if (PyList_CheckExact(value)) return put_items(output, value, PyList_Size(value), PyList_GetItem, levels - 1);
     if (PyUnicode_CheckExact(value)) return put_text(output, value);
+    if ((PyObject *)Py_TYPE(value) == entries_type) return put_entries(output, value);
     if (PyDict_CheckExact(value)) {
         PyObject *key, *item;
         Py_ssize_t position = 0;

@@ -18,6 +18,12 @@ enum { MESSAGE_KEY_BYTES = 8, QUEUE_KEY_BYTES = 13, DUE_KEY_BYTES = 21 };
 enum { ENTRY_BYTES = 16, ENTRY_MESSAGE_AT = 4, ENTRY_COUNT_AT = 12 };
 enum { PLACE_AVAILABLE = 0, PLACE_SCHEDULED = 2 };
 
+static inline void write_available_key(uint8_t *key, uint32_t queue_id, uint64_t number) {
+    uint8_t *at = write_u32(key, queue_id);
+    *at++ = PLACE_AVAILABLE;
+    write_u64(at, number);
+}
+
 // The size of the record behind `*at`, which is moved to the record itself; 0 if the run ends before the record does.
 static inline size_t run_next(const uint8_t *run, size_t size, size_t *at) {
     if (size - *at < RECORD_SIZE_BYTES) return 0;

@@ -4,7 +4,6 @@ An operation is (kind, table, items). Replaying operations that were applied bef
 later ones are replayed as well.
 """
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from itertools import chain, islice
@@ -13,7 +12,7 @@ from typing import Any
 from sortedcontainers import SortedList
 
 from protocol.extension import extension
-from storage.store import Table
+from storage.store import Entries, Table
 
 Item = tuple[bytes, bytes]
 _TABLES = tuple(int(table) for table in Table)
@@ -25,13 +24,24 @@ class Operation(IntEnum):
     INSERT = 2  # items: (key, value), for keys that the table does not have
 
 
+def items_of_entries(value: object) -> list[Item]:
+    """In place of `Entries` that a packer meets."""
+    if extension is None or not isinstance(value, extension.Entries):
+        raise TypeError(f"{type(value).__name__} cannot be packed")
+    items: list[Item] = value.items()
+    return items
+
+
 class YoungTable:
     """Changes of one table over what is below: the tables on disk, or an older layer."""
 
-    __slots__ = ("_changed", "_deleted", "_order", "_unordered", "fresh", "highest")
+    __slots__ = ("_changed", "_deleted", "_entries", "_fresh", "_order", "_unordered", "highest")
 
     def __init__(self) -> None:
-        self.fresh: dict[bytes, bytes] = {}  # keys that are not below
+        self._fresh: dict[bytes, bytes] = {}  # see `fresh`
+        # Items that come into `_fresh` only when somebody looks: where messages are only sent, nobody does before the
+        # checkpoint.
+        self._entries: list[Entries] = []
         self._changed: dict[bytes, bytes | None] = {}  # see `changed`
         # Keys that were deleted later than what is in `_changed`. They come into it when somebody looks: where messages
         # are only received, nobody does before the checkpoint.
@@ -45,7 +55,18 @@ class YoungTable:
         self._unordered: list[bytes] = []
 
     def __bool__(self) -> bool:
-        return bool(self.fresh or self._changed or self._deleted)
+        return bool(self._fresh or self._entries or self._changed or self._deleted)
+
+    @property
+    def fresh(self) -> dict[bytes, bytes]:
+        """Keys that are not below."""
+        if self._entries:
+            for entries in self._entries:
+                items = entries.items()
+                self._fresh.update(items)
+                self._unordered += [key for key, _ in items]
+            self._entries.clear()
+        return self._fresh
 
     @property
     def changed(self) -> dict[bytes, bytes | None]:
@@ -57,12 +78,15 @@ class YoungTable:
 
     def count(self) -> int:
         """The number of these keys, or a little more."""
-        return len(self.fresh) + len(self._changed) + sum(map(len, self._deleted))
+        return len(self._fresh) + sum(map(len, self._entries)) + len(self._changed) + sum(map(len, self._deleted))
 
     def insert(self, items: Sequence[Item], keys: Sequence[bytes]) -> None:
         """`keys` are those of the items."""
-        self.fresh.update(items)
+        self._fresh.update(items)
         self._unordered += keys
+
+    def insert_entries(self, entries: Entries) -> None:
+        self._entries.append(entries)
 
     def put(self, items: Iterable[Item]) -> None:
         fresh, changed = self.fresh, self.changed
@@ -100,15 +124,25 @@ class YoungTable:
             return deleted, []
         return deleted, [(key, value) for key, value in self.changed.items() if value is not None]
 
+    def pieces(self, table: int, fresh_items: int) -> Iterator["Piece"]:
+        """See `Layer.pieces`."""
+        deleted, changed = self.split()
+        fresh = iter(self._fresh.items())
+        while (piece := list(islice(fresh, fresh_items))) or deleted or changed:
+            yield table, deleted, changed, piece
+            deleted, changed = [], []
+        for entries in self._entries:
+            yield table, [], [], entries
+
     def hides(self, key: bytes) -> bool:
         """True if the key was changed or deleted here, so that what is below does not count."""
         return key in self.fresh or key in self.changed
 
     def keys(self, start: bytes, end: bytes, reverse: bool) -> Iterator[bytes]:
         """The keys that have a value here, with start <= key < end in order, or from the end backwards."""
+        fresh, changed = self.fresh, self.changed
         if not self._unordered and not self._order:
             return
-        fresh, changed = self.fresh, self.changed
         if self._order is None:
             self._order = SortedList()
         if self._unordered:
@@ -154,6 +188,8 @@ class YoungTable:
 
 # A table's number, deleted keys, items of keys that may be in it, items of keys that are not.
 TableEffect = tuple[int, Sequence[bytes], Sequence[Item], Sequence[Item]]
+# As a TableEffect, whose last part may be packed like its items.
+Piece = tuple[int, Sequence[bytes], Sequence[Item], Sequence[Item] | Entries]
 NetEffect = list[TableEffect]
 
 
@@ -183,16 +219,15 @@ class Layer:
 
     def net_effect(self) -> NetEffect:
         """One item for each changed table."""
-        return list(self.pieces(sys.maxsize))
+        effects = [
+            (table, *young.split(), [*young.fresh.items()]) for table, young in zip(_TABLES, self.tables, strict=True)
+        ]
+        return [effect for effect in effects if any(effect[1:])]
 
-    def pieces(self, fresh_items: int) -> Iterator[TableEffect]:
-        """The net effect, with at most so many items of keys that are not in the table in one piece."""
+    def pieces(self, fresh_items: int) -> Iterator[Piece]:
+        """The net effect, with at most so many items of keys that are not in the table in a piece, besides Entries."""
         for table, young in zip(_TABLES, self.tables, strict=True):
-            deleted, changed = young.split()
-            fresh = iter(young.fresh.items())
-            while (piece := list(islice(fresh, fresh_items))) or deleted or changed:
-                yield table, deleted, changed, piece
-                deleted, changed = [], []
+            yield from young.pieces(table, fresh_items)
 
     def merge(self, newer: "Layer") -> None:
         """Add the changes of a layer that was above this one."""

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from storage.lmdb_store import LmdbStore
 from storage.log.changes import Item, Layer, Operation, YoungTable
-from storage.store import Store, StoreError, Table
+from storage.store import Entries, Store, StoreError, Table
 
 _PUT, _DELETE, _INSERT = map(int, Operation)  # to look up a member of an enum takes as long as a call
 KEY_BYTES_MAX = 511  # of LMDB, which refuses longer ones only when they are checkpointed
@@ -164,6 +164,13 @@ class LoggedStore(Store):
     def insert_many(self, table: Table, items: Sequence[Item]) -> None:
         if items:
             self._insert(table, items, [key for key, _ in items])
+
+    def insert_entries(self, entries: Entries) -> None:
+        if self.noting is not None or not len(entries):
+            self.insert_many(Table.QUEUE, entries.items())
+            return
+        self._active.tables[Table.QUEUE].insert_entries(entries)
+        self._stage(_INSERT, Table.QUEUE, entries)
 
     def _insert(self, table: Table, items: Sequence[Item], keys: list[bytes]) -> None:
         if table in _OF_ANY_LENGTH:

@@ -17,6 +17,7 @@ from broker.partition.state.queue import Queue
 from broker.partition.state.terms import Terms
 from protocol.extension import extension
 from storage.log import changes
+from storage.log.changes import items_of_entries
 from storage.records import NEVER, Counts, Place, check_message, encode_entry, encode_message, message_key, queue_key
 
 pytestmark = pytest.mark.skipif(extension is None, reason="the extension is not built, or is switched off")
@@ -40,14 +41,14 @@ def sent(bodies_: list[bytes]) -> list[bytes]:
 @given(BODIES, TIMES, st.just(NEVER) | TIMES, st.integers(0, (1 << 32) - 1), LARGE, LARGE)
 def test_a_run_is_stored_alike(found, enqueued_ms, expires_ms, queue_id, number, message_id):
     run = runs.run_of(sent(found))
-    records, entries, refs = extension.store_run(run, enqueued_ms, expires_ms, queue_id, number, message_id, None)
+    records, values, refs = extension.store_run(run, enqueued_ms, expires_ms, number, message_id, None)
     assert records == [
         (message_key(message_id + ahead), encode_message(enqueued_ms, expires_ms, LAYOUT, body))
         for ahead, body in enumerate(found)
     ]
-    assert entries == [
-        (queue_key(queue_id, Place.AVAILABLE, number + ahead), encode_entry(message_id + ahead))
-        for ahead, _ in enumerate(found)
+    assert values == [encode_entry(message_id + ahead) for ahead, _ in enumerate(found)]
+    assert extension.Entries(values, [(queue_id, number)]).items() == [
+        (queue_key(queue_id, Place.AVAILABLE, number + ahead), value) for ahead, value in enumerate(values)
     ]
     assert refs == [(number + ahead, message_id + ahead, 0, None) for ahead, _ in enumerate(found)]
     for _, record in records:
@@ -59,7 +60,7 @@ def test_what_is_no_run_is_refused(data, at):
     run = runs.run_of(sent([b"body"]))
     for broken in (data, run[:at], run + data):
         try:
-            extension.store_run(broken, 1, NEVER, 1, 1, 1, None)
+            extension.store_run(broken, 1, NEVER, 1, 1, None)
         except ValueError:
             continue
         assert runs.run_of(runs.records_of(broken)) == broken
@@ -236,7 +237,7 @@ def test_runs_are_alike(found):
 
 
 def test_the_checksum_of_an_entry_is_that_of_zlib():
-    [(_, entry)] = extension.store_run(runs.run_of(sent([b""])), 1, NEVER, 1, 1, 0x0123_4567_89AB_CDEF, None)[1]
+    [entry] = extension.store_run(runs.run_of(sent([b""])), 1, NEVER, 1, 0x0123_4567_89AB_CDEF, None)[1]
     assert int.from_bytes(entry[:4], "big") == crc32(entry[4:])
 
 
@@ -316,6 +317,37 @@ def test_values_are_packed_alike_or_not(value, size, at):
     else:
         assert buffer[at:end] == msgpack.packb(value)
         assert buffer == bytes(at) + buffer[at:end] + bytes(at + size - end)
+
+
+QUEUES = st.lists(st.tuples(st.integers(0, (1 << 32) - 1), LARGE), max_size=4)
+
+
+@given(st.lists(st.binary(max_size=300), max_size=20), QUEUES, st.integers(0, 70_000))
+def test_entries_are_packed_as_their_items(values, queues, size):
+    entries = extension.Entries(values, queues)
+    items = entries.items()
+    assert len(entries) == len(items) == len(values) * len(queues)
+    assert items == [
+        (queue_key(queue_id, Place.AVAILABLE, first + ahead), value)
+        for queue_id, first in queues
+        for ahead, value in enumerate(values)
+    ]
+    packed = msgpack.packb([items, 7])
+    assert msgpack.packb([entries, 7], default=items_of_entries) == packed
+    buffer = bytearray(size)
+    end = extension.pack_into([entries, 7], buffer, 0)
+    if end is None:
+        assert len(packed) > size
+    else:
+        assert buffer[:end] == packed
+
+
+def test_entries_have_values_of_bytes_in_queues_with_numbers():
+    for values, queues in (([1], []), (["text"], [(1, 1)]), ([b"value"], [(1,)]), ([b"value"], [(1, "x")]), ((), [])):
+        with pytest.raises((TypeError, SystemError)):
+            extension.Entries(values, queues)
+    with pytest.raises(TypeError, match="object cannot be packed"):
+        items_of_entries(object())
 
 
 def test_values_with_too_many_levels_and_other_buffers_are_not_packed():

@@ -8,18 +8,41 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from partition_contents import open_store
 
+from protocol.extension import extension
 from storage.log.commit_log import LogLimits
 from storage.memory import MemoryStore
-from storage.store import Store, Table
+from storage.records import Place, queue_key, unpack_queue_key
+from storage.store import Entries, Store, Table
 from tests.logs import checkpoint, crash, log_of, open_logged_store
 from tests.models import model_settings
 
 tables = st.sampled_from([Table.MESSAGES, Table.QUEUE])
-keys = st.integers(1, 40).map(lambda number: number.to_bytes(2, "big"))
+keys = st.one_of(
+    st.integers(1, 40).map(lambda number: number.to_bytes(2, "big")),
+    st.builds(queue_key, st.integers(0, 3), st.just(Place.AVAILABLE), st.integers(0, 6)),
+)
 values = st.sampled_from([b"", b"small", b"x" * 1000, b"y" * 9000])
 items = st.lists(st.tuples(keys, values), max_size=20)
 
 SMALL = LogLimits(segment_bytes=40_000, log_bytes=1_000_000)  # so that frames often need the next segment
+
+
+class Entered(list[tuple[bytes, bytes]]):
+    """Entries without the extension."""
+
+    def items(self) -> list[tuple[bytes, bytes]]:
+        return list(self)
+
+
+def entries(values: list[bytes], queues: list[tuple[int, int]]) -> Entries:
+    if extension is not None:
+        made: Entries = extension.Entries(values, queues)
+        return made
+    return Entered(
+        (queue_key(queue_id, Place.AVAILABLE, first + ahead), value)
+        for queue_id, first in queues
+        for ahead, value in enumerate(values)
+    )
 
 
 class AllStores(RuleBasedStateMachine):
@@ -55,9 +78,20 @@ class AllStores(RuleBasedStateMachine):
         for store in (self.memory, *self.others):
             store.insert_many(table, new)
 
+    @rule(queues=st.lists(st.integers(0, 3), max_size=3, unique=True), values=st.lists(values, max_size=5))
+    def insert_entries(self, queues: list[int], values: list[bytes]) -> None:
+        firsts = []
+        for queue_id in queues:
+            start, end = (queue_key(each, Place.AVAILABLE, 0) for each in (queue_id, queue_id + 1))
+            last = self.memory.scan(Table.QUEUE, start, end, 1, reverse=True)
+            firsts.append((queue_id, unpack_queue_key(last[0][0])[2] + 1 if last else 0))
+        for store in (self.memory, *self.others):
+            store.insert_entries(entries(values, firsts))
+
     @rule(table=tables, values=st.lists(values, max_size=5))
     def append(self, table: Table, values: list[bytes]) -> None:
-        after = int.from_bytes(self.memory.last_key(table) or b"\0", "big") + 1
+        last = self.memory.last_key(table) or b"\0"
+        after = int.from_bytes(last[:2], "big") + 1  # above keys of queues, too
         new = [((after + place).to_bytes(2, "big"), value) for place, value in enumerate(values)]
         for store in (self.memory, *self.others):
             store.append(table, new)

@@ -388,19 +388,18 @@ def publish_run(core: Core, queue: Queue, run: bytes, now_ms: int) -> bool:
         return False
     queues = [core.queue(queue_id_of(each)) for each in subscriptions]
     first_id = core.bodies.next_id
-    made = extension.store_run(run, now_ms, NEVER, queues[0].id, queues[0].next_number, first_id, None)
+    made = extension.store_run(run, now_ms, NEVER, queues[0].next_number, first_id, None)
     records: list[tuple[bytes, bytes]] = made[0]
-    entries: list[tuple[bytes, bytes]] = made[1]
+    values: list[bytes] = made[1]
     count, copies = len(records), len(records) * len(queues)
     if (count - 1) * (1 + len(queues)) >= core.work_left():
         return False
     sizes = [len(record) for _, record in records]
     check_sizes(core, queue, sizes, len(queues))
-    if not core.has_room((), copies, len(queues), 2 * copies * len(entries[0][1])):
+    if not core.has_room((), copies, len(queues), 2 * copies * len(values[0])):
         return False
     core.changing()
-    for each in queues[1:]:
-        entries += extension.entries_again(entries[:count], each.id, each.next_number)
+    entries = extension.Entries(values, [(each.id, each.next_number) for each in queues])
     size_bytes, awaited = sum(sizes), False
     for each in queues:
         numbers = range(each.next_number, each.next_number + count)
@@ -413,7 +412,7 @@ def publish_run(core: Core, queue: Queue, run: bytes, now_ms: int) -> bool:
     if len(queues) > 1:
         references = encode_references(len(queues))
         core.store.insert_many(Table.REFS, [(key, references) for key, _ in records])
-    core.store.insert_many(Table.QUEUE, entries)
+    core.store.insert_entries(entries)
     core.journal.bare(Op.PUBLISHED, queue.id, [None] * count, [len(queues)] * count)
     core.bodies.append_items(records, keep=awaited)
     core.turn.work += copies + 2 * count

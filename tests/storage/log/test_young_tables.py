@@ -1,14 +1,19 @@
 """Whatever is changed in whatever order, a young table tells what a plain dictionary would."""
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.log.changes import YoungTable
+from storage.log.changes import Layer, YoungTable
+from storage.records import Place, queue_key
+from storage.store import Table
 
-KEYS = [bytes([each]) for each in range(12)]
+NUMBERS = range(12)
+KEYS = [queue_key(1, Place.AVAILABLE, each) for each in NUMBERS]
 BELOW = dict.fromkeys(KEYS[::2], b"below")
 SOME = st.lists(st.sampled_from(KEYS), min_size=1, max_size=5)
-STEPS = st.lists(st.tuples(st.sampled_from(("put", "insert", "delete", "look")), SOME), max_size=12)
+STEPS = st.lists(st.tuples(st.sampled_from(("put", "insert", "enter", "delete", "look")), SOME), max_size=12)
 
 
 @given(STEPS)
@@ -23,6 +28,10 @@ def test_a_table_is_as_its_changes_say(steps):
             new = sorted(set(keys) - model.keys())
             young.insert([(key, value) for key in new], new)
             model.update(dict.fromkeys(new, value))
+        elif kind == "enter":
+            new = [at for at in NUMBERS if KEYS[at] in keys and KEYS[at] not in model]
+            young.insert_entries(Entered([(KEYS[at], value) for at in new]))
+            model.update({KEYS[at]: value for at in new})
         elif kind == "delete":
             young.delete(tuple(keys))
             for key in keys:
@@ -34,6 +43,50 @@ def test_a_table_is_as_its_changes_say(steps):
     assert {**after, **dict(changed), **young.fresh} == model
     assert young.count() >= len({*young.fresh, *young.changed})
     agrees(young, model)
+
+
+class Entered(list[tuple[bytes, bytes]]):
+    """Entries, as the extension has them."""
+
+    def items(self) -> list[tuple[bytes, bytes]]:
+        return list(self)
+
+
+@given(STEPS, st.integers(1, 4))
+def test_the_pieces_of_a_layer_are_its_net_effect(steps, fresh_items):
+    layer, again = Layer(), Layer()
+    for each in (layer, again):
+        young = each.tables[Table.QUEUE]
+        model = dict(BELOW)
+        for number, (kind, keys) in enumerate(steps):
+            items = [(key, b"%d" % number) for key in keys]
+            if kind in ("insert", "enter"):
+                items = [item for item in dict(items).items() if item[0] not in model]
+                if kind == "enter":
+                    young.insert_entries(Entered(items))
+                else:
+                    young.insert(items, [key for key, _ in items])
+            elif kind == "put":
+                young.put(items)
+            elif kind == "delete":
+                young.delete(tuple(keys))
+            model.update(items if kind not in ("delete", "look") else ())
+            for key in keys if kind == "delete" else ():
+                model.pop(key, None)
+    pieces = list(layer.pieces(fresh_items))
+    assert all(len(fresh) <= fresh_items or isinstance(fresh, Entered) for _, _, _, fresh in pieces)
+    joined: list[list[Any]] = [[], [], []]
+    parts: list[Any]
+    for table, *parts in pieces:
+        assert table == Table.QUEUE
+        for whole, part in zip(joined, parts, strict=True):
+            whole += part.items() if isinstance(part, Entered) else part
+    [(_, deleted, changed, fresh)] = again.net_effect() or [(0, [], [], [])]
+    assert [sorted(set(joined[0])), sorted(joined[1]), sorted(joined[2])] == [
+        sorted(set(deleted)),
+        sorted(changed),
+        sorted(fresh),
+    ]
 
 
 def agrees(young, model):
