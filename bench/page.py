@@ -56,7 +56,8 @@ elsewhere. Each figure is the median of the rounds, with `[least..greatest]`. *Ã
 above 1 is good for rates, below 1 for times, memory and costs. Plots show medians, and the range of the rounds as a
 line.
 
-[How the throughput grows with processors](performance/scaling.md) is on a page of its own, with a model.
+[Where targets are missed, and why](performance/limits.md) and [how the throughput grows with
+processors](performance/scaling.md), with a model, are on pages of their own.
 """
 
 

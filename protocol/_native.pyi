@@ -101,6 +101,18 @@ def delete_all(
 ) -> bytes:
     """See `storage.log.changes.YoungTable.delete`. Returns the highest changed key, or `highest` if that is higher."""
 
+# -- digests of message ids, and rows that begin with one: see `storage.seen_runs`
+
+def passing(digests: list[bytes], bits: bytearray, shift: int) -> list[bytes]:
+    """The digests that the filter does not exclude."""
+
+def add_to_filter(bits: bytearray, shift: int, rows: list[bytes]) -> None: ...
+def seen_rows(digests: list[bytes], end_ms: int, first_number: int) -> list[bytes]:
+    """As `storage.records.encode_seen` of each, with consecutive numbers."""
+
+def by_first_byte(rows: list[bytes]) -> list[list[bytes]]:
+    """For each first byte, the rows that begin with it."""
+
 # -- the journal: turns as `storage.log.frames` has them, in whose payload a place is a start and an end
 
 def skim(payload: bytes | memoryview) -> tuple[int, list[tuple[int, list[tuple[int, int, Any]]]], Any] | None:

@@ -16,6 +16,7 @@ most one of its windows has not ended.
 
 from collections.abc import Generator, Sequence
 
+from protocol.extension import extension
 from storage.quarantine import quarantine
 from storage.records import (
     DIGEST_BYTES,
@@ -79,7 +80,7 @@ class SeenIds:
 
     # -- lookup
 
-    def find(self, digests: Sequence[bytes], now_ms: int) -> dict[bytes, int]:
+    def find(self, digests: list[bytes], now_ms: int) -> dict[bytes, int]:
         """The digests whose windows have not ended, with the sequence numbers of their messages."""
         if not self._log_is_read:
             self._read_log()
@@ -99,11 +100,14 @@ class SeenIds:
                 )
         return found
 
-    def add(self, digests: Sequence[bytes], numbers: Sequence[int], end_ms: int) -> None:
+    def add(self, digests: list[bytes], numbers: Sequence[int], end_ms: int) -> None:
         """Add the digests of accepted messages, which `find` did not find. `end_ms` is the end of their window."""
         if not self._log_is_read:
             self._read_log()
-        rows = [encode_seen(digest, end_ms, number) for digest, number in zip(digests, numbers, strict=True)]
+        if extension is not None and isinstance(numbers, range) and numbers.step == 1 and len(numbers) == len(digests):
+            rows: list[bytes] = extension.seen_rows(digests, end_ms, numbers.start)
+        else:
+            rows = [encode_seen(digest, end_ms, number) for digest, number in zip(digests, numbers, strict=True)]
         size, items = self._limits.chunk_ids, []
         for at in range(0, len(rows), size):
             items.append((log_key(self._entity_id, self._next_row), encode_rows(rows[at : at + size])))
@@ -194,9 +198,7 @@ class SeenIds:
         self._cut_off, self._recent = self._recent, {}
         earliest_ms, latest_ms, log_end = self._earliest_ms, self._latest_ms, self._next_row
         self._earliest_ms, self._latest_ms = NEVER, 0
-        buckets: list[list[bytes]] = [[] for _ in range(256)]
-        for row in self._cut_off.values():
-            buckets[row[0]].append(row)
+        buckets = _by_first_byte([*self._cut_off.values()])
         writer = self._writer(len(self._cut_off))
         try:
             yield self._limits.step_ids
@@ -360,6 +362,17 @@ class SeenIds:
             run.release()
         self._memory.recent_ids -= len(self._recent) + len(self._cut_off)
         self._memory.entities -= self._log_is_read
+
+
+def _by_first_byte(rows: list[bytes]) -> list[list[bytes]]:
+    """For each first byte, the rows that begin with it."""
+    if extension is not None:
+        found: list[list[bytes]] = extension.by_first_byte(rows)
+        return found
+    buckets: list[list[bytes]] = [[] for _ in range(256)]
+    for row in rows:
+        buckets[row[0]].append(row)
+    return buckets
 
 
 def has_ids(store: Store, entity_id: int) -> bool:

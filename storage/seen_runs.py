@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from operator import itemgetter
 
+from protocol.extension import extension
 from storage.quarantine import quarantine
 from storage.records import (
     DIGEST_BYTES,
@@ -77,8 +78,10 @@ class SeenMemory:
 class Probes:
     """Digests to look up, and their places in filters."""
 
-    def __init__(self, digests: Sequence[bytes]) -> None:
+    def __init__(self, digests: list[bytes]) -> None:
         self.digests = digests
+        if extension is not None:
+            return
         self._words = _words(b"".join(digests), DIGEST_BYTES)
         masks = _MASKS
         self._masks = int.from_bytes(bytes([masks[word & 31] for word in self._words]) + b"\0")
@@ -87,9 +90,12 @@ class Probes:
     def passing(self, bits: bytearray, shift: int) -> list[bytes]:
         """The digests that the filter does not exclude.
 
-        All are compared at once, as one large number with a byte for each. The byte behind them passes, to end the
-        search.
+        Without the extension all are compared at once, as one large number with a byte for each. The byte behind them
+        passes, to end the search.
         """
+        if extension is not None:
+            found: list[bytes] = extension.passing(self.digests, bits, shift)
+            return found
         read, count = self._read.get(shift), len(self.digests)
         if read is None:
             read = self._read[shift] = itemgetter(*[word >> shift for word in self._words], 0)
@@ -122,8 +128,11 @@ def filter_bytes_for(ids: int) -> int:
     return max(FILTER_BYTES_MIN, 1 << (ids * FILTER_BYTES_PER_ID - 1).bit_length())
 
 
-def add_to_filter(bits: bytearray, rows: Sequence[bytes]) -> None:
+def add_to_filter(bits: bytearray, rows: list[bytes]) -> None:
     shift, masks = _shift(len(bits)), _MASKS
+    if extension is not None:
+        extension.add_to_filter(bits, shift, rows)
+        return
     for word in _words(b"".join(rows), SEEN_BYTES):
         bits[word >> shift] |= masks[word & 31]
 

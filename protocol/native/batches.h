@@ -27,6 +27,10 @@ PyObject *parts_of(PyObject *module, PyObject *entries);
 PyObject *tokens_of(PyObject *module, PyObject *ranges);
 PyObject *pack_into(PyObject *module, PyObject *arguments);
 PyObject *delete_all(PyObject *module, PyObject *arguments);
+PyObject *passing(PyObject *module, PyObject *arguments);
+PyObject *add_to_filter(PyObject *module, PyObject *arguments);
+PyObject *seen_rows(PyObject *module, PyObject *arguments);
+PyObject *by_first_byte(PyObject *module, PyObject *rows);
 
 // The key of an available entry, as a new reference.
 PyObject *available_key(uint32_t queue_id, uint64_t number);

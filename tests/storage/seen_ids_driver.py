@@ -33,13 +33,13 @@ class Ids:
         self.ids = SeenIds(self.store, self.memory, ENTITY, self.now_ms)
 
     def find(self, *sought: bytes) -> dict[bytes, int]:
-        return self.ids.find(sought, self.now_ms)
+        return self.ids.find([*sought], self.now_ms)
 
     def add(self, *new: bytes, window_ms: int = 1000) -> list[int]:
-        numbers = list(range(self.number + 1, self.number + len(new) + 1))
+        numbers = range(self.number + 1, self.number + len(new) + 1)
         self.number += len(new)
-        self.ids.add(new, numbers, self.now_ms + window_ms)
-        return numbers
+        self.ids.add([*new], numbers, self.now_ms + window_ms)
+        return [*numbers]
 
     def step(self, room_bytes: int = NEVER) -> int:
         return self.ids.step(self.now_ms, room_bytes)
