@@ -43,7 +43,7 @@ class StoreFull(StoreError):
 
 
 class Entries(Protocol):
-    """Items of QUEUE that are made when somebody asks for them: see `protocol._native`."""
+    """Items of QUEUE that are made when somebody asks for them: see `Entries` of `protocol.extension`."""
 
     def items(self) -> list[tuple[bytes, bytes]]: ...
 
