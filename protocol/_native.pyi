@@ -28,7 +28,35 @@ class Entries:
     """
 
     def __init__(self, values: list[bytes], queues: list[tuple[int, int]]) -> None: ...
+    @property
+    def begin(self) -> tuple[bytes, int] | None:
+        """The prefix of the keys of the only queue, and its first number; None if there are several."""
+
     def items(self) -> list[tuple[bytes, bytes]]: ...
+    def part(self, begin: int, end: int) -> "Entries":
+        """These of the only queue."""
+
+    def __len__(self) -> int: ...
+
+class Keys:
+    """Keys that end with a number, of QUEUE or MESSAGES, which are made when somebody asks for them.
+
+    `ranges`: (first number, how many follow each other from there on), in the order in which they were added.
+    """
+
+    def __init__(self, prefix: bytes, ranges: list[tuple[int, int]]) -> None: ...
+    @property
+    def prefix(self) -> bytes: ...
+    @property
+    def ranges(self) -> list[tuple[int, int]]: ...
+    @property
+    def highest(self) -> bytes:
+        """The highest key; empty if there is none."""
+
+    def keys(self) -> list[bytes]: ...
+    def of(self, ranges: list[tuple[int, int]]) -> "Keys":
+        """Those with the same prefix and these ranges."""
+
     def __len__(self) -> int: ...
 
 def digests_of(run: bytes) -> list[bytes] | None:
@@ -80,7 +108,7 @@ def unlock(
 
 def keys_of(
     messages: list[Any], queue_id: int, never: int, timer: int
-) -> tuple[list[bytes], list[bytes], list[bytes], int] | None:
+) -> tuple[Keys, Keys, list[bytes], int] | None:
     """Keys of QUEUE, MESSAGES and DUE, and bytes of held messages; None if one is not available."""
 
 def run_of(records: list[bytes]) -> bytes: ...

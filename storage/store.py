@@ -45,7 +45,32 @@ class StoreFull(StoreError):
 class Entries(Protocol):
     """Items of QUEUE that are made when somebody asks for them: see `Entries` of `protocol.extension`."""
 
+    @property
+    def begin(self) -> tuple[bytes, int] | None: ...
+
     def items(self) -> list[tuple[bytes, bytes]]: ...
+
+    def part(self, begin: int, end: int) -> "Entries": ...
+
+    def __len__(self) -> int: ...
+
+
+class Keys(Protocol):
+    """Keys that are made when somebody asks for them: see `Keys` of `protocol.extension`."""
+
+    @property
+    def prefix(self) -> bytes: ...
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]: ...
+
+    @property
+    def highest(self) -> bytes: ...
+
+    def keys(self) -> list[bytes]: ...
+
+    def of(self, ranges: list[tuple[int, int]]) -> "Keys":
+        """Those with the same prefix and these ranges."""
 
     def __len__(self) -> int: ...
 
@@ -82,6 +107,10 @@ class Store(Protocol):
     def append(self, table: Table, items: Sequence[tuple[bytes, bytes]]) -> None:
         """Put `items`, which are in key order and above every key in the table (fast path for MESSAGES)."""
 
+    def append_rows(self, first: int, items: list[tuple[bytes, bytes]]) -> None:
+        """As `append` to MESSAGES, of items with all keys from the one with this number on."""
+        self.append(Table.MESSAGES, items)
+
     def put_many(self, table: Table, items: Sequence[tuple[bytes, bytes]]) -> None: ...
 
     def insert_many(self, table: Table, items: Sequence[tuple[bytes, bytes]]) -> None:
@@ -95,6 +124,10 @@ class Store(Protocol):
         """The key need not be there."""
 
     def delete_many(self, table: Table, keys: Iterable[bytes]) -> None: ...
+
+    def delete_keys(self, table: Table, keys: Keys) -> None:
+        """As `delete_many`. A store may make the keys when somebody asks for one."""
+        self.delete_many(table, keys.keys())
 
     def scan(
         self, table: Table, start: bytes, end: bytes, limit: int, reverse: bool = False

@@ -2,6 +2,7 @@
 // keeps what these return.
 #include "batches.h"
 
+#include "entries.h"
 #include "intake.h"
 #include "module.h"
 
@@ -466,7 +467,7 @@ failed:
     return NULL;
 }
 
-// keys_of(messages, queue_id, never, timer) -> keys of QUEUE, keys of MESSAGES, keys of DUE, bytes
+// keys_of(messages, queue_id, never, timer) -> Keys of QUEUE, Keys of MESSAGES, keys of DUE, bytes
 // None if one of the held messages is not available.
 PyObject *keys_of(PyObject *module, PyObject *arguments) {
     (void)module;
@@ -475,38 +476,35 @@ PyObject *keys_of(PyObject *module, PyObject *arguments) {
     unsigned char timer;
     long long bytes = 0;
     if (!PyArg_ParseTuple(arguments, "O!IOb", &PyList_Type, &messages, &queue_id, &never, &timer)) return NULL;
-    Py_ssize_t count = PyList_Size(messages);
-    PyObject *in_queue = PyList_New(count), *in_messages = PyList_New(count), *in_due = PyList_New(0);
-    for (Py_ssize_t index = 0; in_queue && in_messages && in_due && index < count; index++) {
+    uint8_t prefix[QUEUE_KEY_BYTES];
+    write_available_key(prefix, queue_id, 0);
+    Keys *in_queue = keys_new(prefix, PREFIX_BYTES), *in_messages = keys_new(prefix, 0);
+    PyObject *in_due = PyList_New(0), *result = NULL;
+    if (!in_queue || !in_messages || !in_due) goto end;
+    for (Py_ssize_t index = 0; index < PyList_Size(messages); index++) {
         PyObject *held = PyList_GetItem(messages, index), *ref = PyTuple_GetItem(held, 0);
         int expires = PyObject_RichCompareBool(PyTuple_GetItem(held, 2), never, Py_NE);
         long long due_ms = expires > 0 ? PyLong_AsLongLong(PyTuple_GetItem(held, 2)) : 0;
         if (due_ms < 0 || PyLong_AsLong(PyTuple_GetItem(held, 3)) > PLACE_AVAILABLE) {
-            Py_DECREF(in_queue);
-            Py_DECREF(in_messages);
-            Py_DECREF(in_due);
-            if (PyErr_Occurred()) return NULL;
-            Py_RETURN_NONE;
+            if (!PyErr_Occurred()) result = Py_NewRef(Py_None);
+            goto end;
         }
         unsigned long long number = PyLong_AsUnsignedLongLong(PyTuple_GetItem(ref, 0));
         unsigned long long message_id = PyLong_AsUnsignedLongLong(PyTuple_GetItem(ref, 1));
         bytes += PyLong_AsLongLong(PyTuple_GetItem(held, 1));
-        PyObject *queue = available_key(queue_id, number), *message = message_key(message_id);
-        if (expires > 0 && append(in_due, due_key(queue_id, timer, (uint64_t)due_ms, number)) < 0) Py_CLEAR(message);
-        if (!queue || !message || PyErr_Occurred()) {
-            Py_XDECREF(queue);
-            Py_XDECREF(message);
-            Py_CLEAR(in_queue);
-            break;
+        if (PyErr_Occurred()) goto end;
+        if (!keys_add(in_queue, number) || !keys_add(in_messages, message_id)) {
+            PyErr_NoMemory();
+            goto end;
         }
-        PyList_SetItem(in_queue, index, queue);
-        PyList_SetItem(in_messages, index, message);
+        if (expires > 0 && append(in_due, due_key(queue_id, timer, (uint64_t)due_ms, number)) < 0) goto end;
     }
-    if (in_queue && in_messages && in_due) return Py_BuildValue("NNNL", in_queue, in_messages, in_due, bytes);
-    Py_XDECREF(in_queue);
-    Py_XDECREF(in_messages);
+    result = Py_BuildValue("OOOL", in_queue, in_messages, in_due, bytes);
+end:
+    Py_XDECREF((PyObject *)in_queue);
+    Py_XDECREF((PyObject *)in_messages);
     Py_XDECREF(in_due);
-    return NULL;
+    return result;
 }
 
 // run_of(records) -> run

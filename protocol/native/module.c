@@ -160,6 +160,7 @@ PyMODINIT_FUNC PyInit__native(void) {
         add_type(module, &pump_spec, "Pump", &pump_type) < 0 ||
         add_type(module, &columns_spec, "Columns", &columns_type) < 0 ||
         add_type(module, &entries_spec, "Entries", &entries_type) < 0 ||
+        add_type(module, &keys_spec, "Keys", &keys_type) < 0 ||
         add_type(module, &bytes_spec, "Bytes", &bytes_type) < 0) {
         Py_DECREF(module);
         return NULL;

@@ -144,6 +144,24 @@ static bool put_entries(struct output *output, PyObject *value) {
     return true;
 }
 
+// As a list of bytes.
+static bool put_keys(struct output *output, PyObject *value) {
+    const Keys *keys = (Keys *)value;
+    const struct numbers *range = (struct numbers *)keys->ranges.bytes;
+    size_t size = keys->prefix_bytes + 8;
+    if (!put_count(output, 0x90, 0xDC, keys->count)) return false;
+    for (size_t left = keys->ranges.size / sizeof *range; left; left--, range++) {
+        for (uint64_t ahead = 0; ahead < range->count; ahead++) {
+            uint8_t *at = room(output, 2 + size);
+            if (!at) return false;
+            at[0] = 0xC4; // so many bytes
+            at[1] = (uint8_t)size;
+            write_u64(write_bytes(at + 2, keys->prefix, keys->prefix_bytes), range->first + ahead);
+        }
+    }
+    return true;
+}
+
 // False if there is no room, or the value is of a kind that is not known here.
 static bool put(struct output *output, PyObject *value, int levels) {
     if (!levels) return false;
@@ -158,6 +176,7 @@ static bool put(struct output *output, PyObject *value, int levels) {
     if (PyList_CheckExact(value)) return put_items(output, value, PyList_Size(value), PyList_GetItem, levels - 1);
     if (PyUnicode_CheckExact(value)) return put_text(output, value);
     if ((PyObject *)Py_TYPE(value) == entries_type) return put_entries(output, value);
+    if ((PyObject *)Py_TYPE(value) == keys_type) return put_keys(output, value);
     if (PyDict_CheckExact(value)) {
         PyObject *key, *item;
         Py_ssize_t position = 0;

@@ -4,6 +4,7 @@ An operation is (kind, table, items). Replaying operations that were applied bef
 later ones are replayed as well.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from itertools import chain, islice
@@ -12,9 +13,10 @@ from typing import Any
 from sortedcontainers import SortedList
 
 from protocol.extension import extension
-from storage.store import Entries, Table
+from storage.store import Entries, Keys, Table
 
 Item = tuple[bytes, bytes]
+RANGES_MAX = 16  # of keys that are nearly all alone: with more, to look for each costs more than to make the keys
 _TABLES = tuple(int(table) for table in Table)
 
 
@@ -24,28 +26,110 @@ class Operation(IntEnum):
     INSERT = 2  # items: (key, value), for keys that the table does not have
 
 
-def items_of_entries(value: object) -> list[Item]:
-    """In place of `Entries` that a packer meets."""
-    if extension is None or not isinstance(value, extension.Entries):
-        raise TypeError(f"{type(value).__name__} cannot be packed")
-    items: list[Item] = value.items()
-    return items
+def packable(value: object) -> Any:
+    """In place of `Entries` and `Keys` that a packer meets."""
+    if extension is not None and isinstance(value, extension.Entries):
+        return value.items()
+    if extension is not None and isinstance(value, extension.Keys):
+        return value.keys()
+    raise TypeError(f"{type(value).__name__} cannot be packed")
+
+
+class Rows:
+    """Items of MESSAGES with consecutive ids from `first` on, as `Entries` are items of QUEUE."""
+
+    __slots__ = ("_items", "first")
+
+    def __init__(self, first: int, items: list[Item]) -> None:
+        self.first = first
+        self._items = items
+
+    @property
+    def begin(self) -> tuple[bytes, int]:
+        return b"", self.first
+
+    def items(self) -> list[Item]:
+        return self._items
+
+    def part(self, begin: int, end: int) -> "Rows":
+        return Rows(self.first + begin, self._items[begin:end])
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+class EntryRuns:
+    """Entries of one queue, or records, by ascending numbers."""
+
+    __slots__ = ("firsts", "runs")
+
+    def __init__(self) -> None:
+        self.firsts: list[int] = []
+        self.runs: list[Entries] = []
+
+    def add(self, first: int, entries: Entries) -> bool:
+        """False if it is not behind the others."""
+        if self.runs and first < self.firsts[-1] + len(self.runs[-1]):
+            return False
+        self.firsts.append(first)
+        self.runs.append(entries)
+        return True
+
+    def find(self, first: int, count: int) -> list[Item] | None:
+        """The items with these numbers, if one run has them all."""
+        at = bisect_right(self.firsts, first) - 1
+        if at < 0:
+            return None
+        begin = first - self.firsts[at]
+        return self.runs[at].part(begin, begin + count).items() if begin + count <= len(self.runs[at]) else None
+
+    def remove(self, first: int, count: int) -> list[tuple[int, int]]:
+        """Remove the entries with these numbers. Returns the ranges of numbers that are not here."""
+        firsts, runs = self.firsts, self.runs
+        absent: list[tuple[int, int]] = []
+        at = max(bisect_right(firsts, first) - 1, 0)
+        while count:
+            if at == len(firsts):
+                return [*absent, (first, count)]
+            begin = first - firsts[at]
+            if begin < 0:
+                here = min(count, -begin)
+                absent.append((first, here))
+            elif begin >= (length := len(runs[at])):
+                at += 1
+                continue
+            else:
+                here = min(count, length - begin)
+                left = [(firsts[at], runs[at].part(0, begin))] if begin else []
+                if begin + here < length:
+                    left.append((first + here, runs[at].part(begin + here, length)))
+                firsts[at : at + 1] = [number for number, _ in left]
+                runs[at : at + 1] = [entries for _, entries in left]
+                at += bool(begin)
+            first += here
+            count -= here
+        return absent
+
+
+def _each_of(keys: Sequence[bytes] | Keys) -> Sequence[bytes]:
+    return keys if isinstance(keys, list | tuple) else keys.keys()  # type: ignore[union-attr]
 
 
 class YoungTable:
     """Changes of one table over what is below: the tables on disk, or an older layer."""
 
-    __slots__ = ("_changed", "_deleted", "_entries", "_fresh", "_order", "_unordered", "highest")
+    __slots__ = ("_changed", "_deleted", "_entries", "_fresh", "_order", "_runs", "_unordered", "highest")
 
     def __init__(self) -> None:
         self._fresh: dict[bytes, bytes] = {}  # see `fresh`
-        # Items that come into `_fresh` only when somebody looks: where messages are only sent, nobody does before the
-        # checkpoint.
-        self._entries: list[Entries] = []
+        # Items that come into `_fresh` only when somebody looks. Where messages are only sent, or sent and received at
+        # once, nobody does before the checkpoint. `_runs` are by the keys' prefix, of queues.
+        self._entries: list[Entries] = []  # of several queues each, or not in order
+        self._runs: dict[bytes, EntryRuns] = {}
         self._changed: dict[bytes, bytes | None] = {}  # see `changed`
         # Keys that were deleted later than what is in `_changed`. They come into it when somebody looks: where messages
         # are only received, nobody does before the checkpoint.
-        self._deleted: list[Sequence[bytes]] = []
+        self._deleted: list[Sequence[bytes] | Keys] = []
         # No key of `changed` is above this. Queues are read above what they have deleted, so that most who ask whether
         # their keys were changed need not look for each.
         self.highest = b""
@@ -55,30 +139,34 @@ class YoungTable:
         self._unordered: list[bytes] = []
 
     def __bool__(self) -> bool:
-        return bool(self._fresh or self._entries or self._changed or self._deleted)
+        return bool(self._fresh or self._entries or self._runs or self._changed or self._deleted)
 
     @property
     def fresh(self) -> dict[bytes, bytes]:
         """Keys that are not below."""
-        if self._entries:
-            for entries in self._entries:
+        if self._entries or self._runs:
+            for entries in self._all_entries():
                 items = entries.items()
                 self._fresh.update(items)
                 self._unordered += [key for key, _ in items]
             self._entries.clear()
+            self._runs.clear()
         return self._fresh
+
+    def _all_entries(self) -> Iterator[Entries]:
+        return chain(self._entries, *[each.runs for each in self._runs.values()])
 
     @property
     def changed(self) -> dict[bytes, bytes | None]:
         """Other keys than the fresh ones; None: deleted."""
         if self._deleted:
-            self._changed.update(dict.fromkeys(chain.from_iterable(self._deleted)))
+            self._changed.update(dict.fromkeys(chain.from_iterable(map(_each_of, self._deleted))))
             self._deleted.clear()
         return self._changed
 
     def count(self) -> int:
         """The number of these keys, or a little more."""
-        return len(self._fresh) + sum(map(len, self._entries)) + len(self._changed) + sum(map(len, self._deleted))
+        return len(self._fresh) + len(self._changed) + sum(map(len, (*self._all_entries(), *self._deleted)))
 
     def insert(self, items: Sequence[Item], keys: Sequence[bytes]) -> None:
         """`keys` are those of the items."""
@@ -86,6 +174,14 @@ class YoungTable:
         self._unordered += keys
 
     def insert_entries(self, entries: Entries) -> None:
+        begin = entries.begin
+        if begin is not None:
+            prefix, first = begin
+            runs = self._runs.get(prefix)
+            if runs is None:
+                runs = self._runs[prefix] = EntryRuns()
+            if runs.add(first, entries):
+                return
         self._entries.append(entries)
 
     def put(self, items: Iterable[Item]) -> None:
@@ -115,10 +211,31 @@ class YoungTable:
                 changed[key] = None
                 self.highest = max(self.highest, key)
 
+    def delete_keys(self, keys: Keys) -> None:
+        """As `delete`."""
+        ranges = keys.ranges
+        if len(ranges) > RANGES_MAX and 2 * len(ranges) > len(keys):
+            self.delete(tuple(keys.keys()))
+            return
+        runs = self._runs.get(keys.prefix) if self._runs else None
+        if runs is not None:
+            absent = [each for first, count in ranges for each in runs.remove(first, count)]
+            if not runs.runs:
+                del self._runs[keys.prefix]
+            if not absent:
+                return
+            if absent != ranges:
+                keys = keys.of(absent)
+        if self._fresh or self._entries:
+            self.delete(tuple(keys.keys()))
+        else:
+            self._deleted.append(keys)
+            self.highest = max(self.highest, keys.highest)
+
     def split(self) -> tuple[list[bytes], list[Item]]:
         """The changed keys that were deleted, of which some may be there twice, and the items of the others."""
         if not self._changed:
-            return list(chain.from_iterable(self._deleted)), []
+            return list(chain.from_iterable(map(_each_of, self._deleted))), []
         deleted = [key for key, value in self.changed.items() if value is None]
         if len(deleted) == len(self.changed):  # the usual case
             return deleted, []
@@ -126,13 +243,23 @@ class YoungTable:
 
     def pieces(self, table: int, fresh_items: int) -> Iterator["Piece"]:
         """See `Layer.pieces`."""
-        deleted, changed = self.split()
+        deleted: Sequence[bytes] = []
+        changed: list[Item] = []
+        if self._changed:
+            deleted, changed = self.split()
+        else:
+            for keys in self._deleted:
+                yield table, keys, [], []
         fresh = iter(self._fresh.items())
         while (piece := list(islice(fresh, fresh_items))) or deleted or changed:
             yield table, deleted, changed, piece
             deleted, changed = [], []
-        for entries in self._entries:
-            yield table, [], [], entries
+        for entries in self._all_entries():
+            if isinstance(entries, Rows):
+                items = entries.items()
+                yield from ((table, [], [], items[at : at + fresh_items]) for at in range(0, len(items), fresh_items))
+            else:
+                yield table, [], [], entries
 
     def hides(self, key: bytes) -> bool:
         """True if the key was changed or deleted here, so that what is below does not count."""
@@ -174,7 +301,18 @@ class YoungTable:
 
     def is_below(self, key: bytes) -> bool:
         """True if it is known at once that nothing was changed at this key and above."""
-        return not self.fresh and key > self.highest
+        return not (self._fresh or self._entries or self._runs) and key > self.highest
+
+    def records(self, keys: Sequence[bytes]) -> list[bytes | None] | None:
+        """The values of these keys of MESSAGES, if they follow each other and came together (fast path)."""
+        runs = self._runs.get(b"")
+        if runs is None:
+            return None
+        first = int.from_bytes(keys[0], "big")
+        found = runs.find(first, len(keys))
+        if found is None or [key for key, _ in found] != [*keys]:
+            return None
+        return [value for _, value in found]
 
     def items(self, keys: Iterable[bytes]) -> list[Item]:
         """The items of keys that have a value here."""
@@ -188,8 +326,8 @@ class YoungTable:
 
 # A table's number, deleted keys, items of keys that may be in it, items of keys that are not.
 TableEffect = tuple[int, Sequence[bytes], Sequence[Item], Sequence[Item]]
-# As a TableEffect, whose last part may be packed like its items.
-Piece = tuple[int, Sequence[bytes], Sequence[Item], Sequence[Item] | Entries]
+# As a TableEffect, of which parts may be packed like their keys or items.
+Piece = tuple[int, Sequence[bytes] | Keys, Sequence[Item], Sequence[Item] | Entries]
 NetEffect = list[TableEffect]
 
 

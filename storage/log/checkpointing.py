@@ -15,7 +15,7 @@ import msgpack
 
 from protocol.extension import extension
 from storage.apart import CRASH_SIGNALS
-from storage.log.changes import Layer, items_of_entries
+from storage.log.changes import Layer, packable
 from storage.log.checkpointer import READ_BYTES, Answer, Request
 from storage.store import StoreDamaged, StoreError
 
@@ -119,7 +119,7 @@ class Checkpointer:
             return
         if os.fstat(self._memory).st_size < KEPT_BYTES:
             os.ftruncate(self._memory, KEPT_BYTES)  # what is mapped must be there
-        packer = msgpack.Packer(autoreset=False, default=items_of_entries)
+        packer = msgpack.Packer(autoreset=False, default=packable)
         sizes = []
         begin = 0
         for partition, layer in layers.items():

@@ -22,7 +22,7 @@ import msgpack
 from xxhash import xxh3_64_intdigest
 
 from protocol.extension import extension
-from storage.log.changes import items_of_entries
+from storage.log.changes import packable
 
 VERSION = 1
 BLOCK_BYTES = 4096  # a multiple of what O_DIRECT needs on any disk
@@ -125,7 +125,7 @@ def decode_next(payload: bytes | memoryview) -> tuple[int, TablesState]:
 
 
 def _packer() -> Any:
-    return msgpack.Packer(autoreset=False, buf_size=BUFFER_BYTES, default=items_of_entries)
+    return msgpack.Packer(autoreset=False, buf_size=BUFFER_BYTES, default=packable)
 
 
 class FrameCodec:

@@ -10,8 +10,8 @@ from itertools import islice
 from typing import Any, Protocol
 
 from storage.lmdb_store import LmdbStore
-from storage.log.changes import Item, Layer, Operation, YoungTable
-from storage.store import Entries, Store, StoreError, Table
+from storage.log.changes import Item, Layer, Operation, Rows, YoungTable
+from storage.store import Entries, Keys, Store, StoreError, Table
 
 _PUT, _DELETE, _INSERT = map(int, Operation)  # to look up a member of an enum takes as long as a call
 KEY_BYTES_MAX = 511  # of LMDB, which refuses longer ones only when they are checkpointed
@@ -67,6 +67,8 @@ class LoggedStore(Store):
 
     def get(self, table: Table, key: bytes) -> bytes | None:
         for young in self._young[table]:
+            if (records := young.records((key,))) is not None:
+                return records[0]
             value = young.fresh.get(key)
             if value is not None:
                 return value
@@ -76,6 +78,8 @@ class LoggedStore(Store):
 
     def get_many(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]:
         for young in self._young[table]:
+            if keys and (records := young.records(keys)) is not None:
+                return records
             if keys and keys[0] in young.fresh:
                 fresh = young.fresh
                 try:
@@ -161,6 +165,17 @@ class LoggedStore(Store):
         self._appended[table] = keys[-1]
         self._insert(table, items, keys)
 
+    def append_rows(self, first: int, items: list[Item]) -> None:
+        if not items:
+            return
+        last, end = self._appended.get(Table.MESSAGES, _ABOVE), items[-1][0]
+        if items[0][0] <= last:  # it may have been deleted since
+            self.append(Table.MESSAGES, items)
+            return
+        self._appended[Table.MESSAGES] = end
+        self._active.tables[Table.MESSAGES].insert_entries(Rows(first, items))
+        self._stage(_INSERT, Table.MESSAGES, tuple(items))
+
     def insert_many(self, table: Table, items: Sequence[Item]) -> None:
         if items:
             self._insert(table, items, [key for key, _ in items])
@@ -184,6 +199,13 @@ class LoggedStore(Store):
     def delete_many(self, table: Table, keys: Iterable[bytes]) -> None:
         keys = tuple(keys)
         self._active.tables[table].delete(keys)
+        self._stage(_DELETE, table, keys)
+
+    def delete_keys(self, table: Table, keys: Keys) -> None:
+        if self.noting is not None or not len(keys):
+            self.delete_many(table, keys.keys())
+            return
+        self._active.tables[table].delete_keys(keys)
         self._stage(_DELETE, table, keys)
 
     def _stage(self, kind: int, table: int, items: Any) -> None:

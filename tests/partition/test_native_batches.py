@@ -17,8 +17,9 @@ from broker.partition.state.queue import Queue
 from broker.partition.state.terms import Terms
 from protocol.extension import extension
 from storage.log import changes
-from storage.log.changes import items_of_entries
+from storage.log.changes import packable
 from storage.records import NEVER, Counts, Place, check_message, encode_entry, encode_message, message_key, queue_key
+from tests.storage.entered import Ranged
 
 pytestmark = pytest.mark.skipif(extension is None, reason="the extension is not built, or is switched off")
 
@@ -333,7 +334,7 @@ def test_entries_are_packed_as_their_items(values, queues, size):
         for ahead, value in enumerate(values)
     ]
     packed = msgpack.packb([items, 7])
-    assert msgpack.packb([entries, 7], default=items_of_entries) == packed
+    assert msgpack.packb([entries, 7], default=packable) == packed
     buffer = bytearray(size)
     end = extension.pack_into([entries, 7], buffer, 0)
     if end is None:
@@ -347,7 +348,53 @@ def test_entries_have_values_of_bytes_in_queues_with_numbers():
         with pytest.raises((TypeError, SystemError)):
             extension.Entries(values, queues)
     with pytest.raises(TypeError, match="object cannot be packed"):
-        items_of_entries(object())
+        packable(object())
+
+
+NUMBER_RANGES = st.lists(st.tuples(LARGE, st.integers(0, 20)), max_size=6)
+
+
+@given(st.sampled_from([b"", b"queue"]), NUMBER_RANGES, st.integers(0, 3000))
+def test_keys_are_packed_as_their_list(prefix, ranges, size):
+    keys, reference = extension.Keys(prefix, ranges), Ranged(prefix, ranges)
+    made = keys.keys()
+    assert made == reference.keys()
+    assert (len(keys), keys.prefix, keys.highest) == (len(reference), prefix, reference.highest)
+    assert [key for first, count in keys.ranges for key in Ranged(prefix, [(first, count)])] == made
+    assert len(keys.ranges) <= len([count for _, count in ranges if count])
+    assert keys.of([(7, 2)]).keys() == Ranged(prefix, [(7, 2)])
+    packed = msgpack.packb([made, 7])
+    assert msgpack.packb([keys, 7], default=packable) == packed
+    buffer = bytearray(size)
+    end = extension.pack_into([keys, 7], buffer, 0)
+    if end is None:
+        assert len(packed) > size
+    else:
+        assert buffer[:end] == packed
+
+
+def test_keys_of_other_prefixes_and_ranges_are_refused():
+    for prefix, ranges in ((b"four", []), (b"sixsix", []), (b"", [(1,)]), (b"", [("x", 1)]), (b"", [(1, 1 << 63)] * 2)):
+        with pytest.raises((ValueError, TypeError)):
+            extension.Keys(prefix, ranges)
+    for bounds in ((-1, 1), (1, 0), (0, 3)):
+        with pytest.raises(ValueError, match="no such part"):
+            extension.Entries([b"a", b"b"], [(1, 1)]).part(*bounds)
+    several = extension.Entries([b"a"], [(1, 1), (2, 1)])
+    assert several.begin is None
+    with pytest.raises(ValueError, match="no such part"):
+        several.part(0, 1)
+
+
+@given(st.lists(st.binary(max_size=9), max_size=20), st.integers(0, (1 << 32) - 1), LARGE, st.data())
+def test_a_part_of_entries_is_a_part_of_their_items(values, queue_id, first, data):
+    begin = data.draw(st.integers(0, len(values)))
+    end = data.draw(st.integers(begin, len(values)))
+    entries = extension.Entries(values, [(queue_id, first)])
+    assert entries.begin == (queue_key(queue_id, Place.AVAILABLE, first)[:-8], first)
+    part = entries.part(begin, end)
+    assert part.items() == entries.items()[begin:end]
+    assert part.begin == (queue_key(queue_id, Place.AVAILABLE, first)[:-8], first + begin)
 
 
 def test_values_with_too_many_levels_and_other_buffers_are_not_packed():

@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from partition_contents import open_store
 
-from protocol.extension import extension
 from storage.log.commit_log import LogLimits
 from storage.memory import MemoryStore
-from storage.records import Place, queue_key, unpack_queue_key
-from storage.store import Entries, Store, Table
+from storage.records import Place, message_key, queue_key, unpack_queue_key
+from storage.store import Store, Table
 from tests.logs import checkpoint, crash, log_of, open_logged_store
 from tests.models import model_settings
+from tests.storage.entered import entries
+from tests.storage.entered import keys as keys_of
 
 tables = st.sampled_from([Table.MESSAGES, Table.QUEUE])
 keys = st.one_of(
@@ -25,24 +26,6 @@ values = st.sampled_from([b"", b"small", b"x" * 1000, b"y" * 9000])
 items = st.lists(st.tuples(keys, values), max_size=20)
 
 SMALL = LogLimits(segment_bytes=40_000, log_bytes=1_000_000)  # so that frames often need the next segment
-
-
-class Entered(list[tuple[bytes, bytes]]):
-    """Entries without the extension."""
-
-    def items(self) -> list[tuple[bytes, bytes]]:
-        return list(self)
-
-
-def entries(values: list[bytes], queues: list[tuple[int, int]]) -> Entries:
-    if extension is not None:
-        made: Entries = extension.Entries(values, queues)
-        return made
-    return Entered(
-        (queue_key(queue_id, Place.AVAILABLE, first + ahead), value)
-        for queue_id, first in queues
-        for ahead, value in enumerate(values)
-    )
 
 
 class AllStores(RuleBasedStateMachine):
@@ -88,10 +71,42 @@ class AllStores(RuleBasedStateMachine):
         for store in (self.memory, *self.others):
             store.insert_entries(entries(values, firsts))
 
+    @rule(values=st.lists(values, max_size=5), ahead=st.sampled_from([0, 0, 3]))
+    def append_rows(self, values: list[bytes], ahead: int) -> None:
+        last = self.memory.last_key(Table.MESSAGES) or b""
+        first = (int.from_bytes(last, "big") if len(last) == 8 else 1 << 60) + 1 + ahead
+        rows = [(message_key(first + place), value) for place, value in enumerate(values)]
+        if last >= message_key(first):
+            return
+        for store in (self.memory, *self.others):
+            store.append_rows(first, rows)
+
+    @rule(first=st.integers(1, 12), count=st.integers(1, 8))
+    def get_rows(self, first: int, count: int) -> None:
+        keys = [message_key((1 << 60) + first + ahead) for ahead in range(count)]
+        expected = self.memory.get_many(Table.MESSAGES, keys)
+        for store in self.others:
+            assert store.get_many(Table.MESSAGES, keys) == expected
+            assert [store.get(Table.MESSAGES, key) for key in keys] == expected
+
+    @rule(first=st.integers(1, 12), count=st.integers(1, 8))
+    def delete_rows(self, first: int, count: int) -> None:
+        for store in (self.memory, *self.others):
+            store.delete_keys(Table.MESSAGES, keys_of(b"", [((1 << 60) + first, count)]))
+
+    @rule(
+        queue_id=st.integers(0, 3),
+        ranges=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 8)), max_size=3),
+    )
+    def delete_keys(self, queue_id: int, ranges: list[tuple[int, int]]) -> None:
+        prefix = queue_key(queue_id, Place.AVAILABLE, 0)[:-8]
+        for store in (self.memory, *self.others):
+            store.delete_keys(Table.QUEUE, keys_of(prefix, ranges))
+
     @rule(table=tables, values=st.lists(values, max_size=5))
     def append(self, table: Table, values: list[bytes]) -> None:
         last = self.memory.last_key(table) or b"\0"
-        after = int.from_bytes(last[:2], "big") + 1  # above keys of queues, too
+        after = int.from_bytes(last[:2], "big") + 1  # above keys of queues and records, too
         new = [((after + place).to_bytes(2, "big"), value) for place, value in enumerate(values)]
         for store in (self.memory, *self.others):
             store.append(table, new)

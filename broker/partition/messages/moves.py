@@ -4,7 +4,7 @@ The body stays where it is; only the queue's entry moves. A message is in one pl
 here takes it from one place and stages the other in the same commit.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from broker.partition.messages.shared_bodies import release
@@ -55,14 +55,22 @@ def discard(
     core.journal.done(op, queue.id, messages, reason)
     if queue.topic_id is not None and messages:
         release(core, queue.topic_id, [*map(message_id_of, map(ref_of, messages))], [*map(size_of, messages)])
-    queue_keys, message_keys, due_keys, size_bytes = _keys_of(queue, messages)
+    found = extension and extension.keys_of(list(messages), queue.id, NEVER, _EXPIRY)
+    delete: Callable[[Table, Any], None]
+    if found:
+        delete = core.store.delete_keys
+        queue_keys, message_keys, due_keys, size_bytes = found
+        queue.counts[_AVAILABLE] -= len(messages)
+    else:
+        delete = core.store.delete_many
+        queue_keys, message_keys, due_keys, size_bytes = _keys_of(queue, messages)
     queue.size_bytes -= size_bytes
-    core.turn.work += len(queue_keys)
-    core.store.delete_many(_QUEUE, queue_keys)
+    core.turn.work += len(messages)
+    delete(_QUEUE, queue_keys)
     if queue.sessions is not None:
         queue.sessions.leave(messages)
     if queue.topic_id is None and not keep_bodies:
-        core.store.delete_many(_MESSAGES, message_keys)
+        delete(_MESSAGES, message_keys)
     if due_keys:
         core.store.delete_many(_DUE, due_keys)
     core.turn.touch(queue)
@@ -71,11 +79,6 @@ def discard(
 def _keys_of(queue: Queue, messages: Sequence[Held]) -> tuple[list[bytes], list[bytes], list[bytes], int]:
     """Keys of entries, bodies and timers, and the bytes of all bodies. The messages are not counted any more."""
     queue_id, counts = queue.id, queue.counts
-    found = extension and extension.keys_of(list(messages), queue_id, NEVER, _EXPIRY)
-    if found is not None:
-        queue_keys, message_keys, due_keys, size_bytes = found
-        counts[_AVAILABLE] -= len(queue_keys)
-        return queue_keys, message_keys, due_keys, size_bytes
     queue_keys, message_keys, due_keys, size_bytes = [], [], [], 0
     for (number, message_id, _, _), size, due_ms, place, _, _ in messages:
         queue_keys.append(queue_key(queue_id, place, number))

@@ -52,7 +52,7 @@ class Bodies:
         """As `append`, of records with the keys of these ids."""
         first = self.next_id
         self.next_id = end = first + len(items)
-        self._store.append(_MESSAGES, items)
+        self._store.append_rows(first, items)
         if keep and self.fresh_bytes < FRESH_BYTES_MAX:
             records = [record for _, record in items]
             self._fresh.update(zip(range(first, end), records, strict=True))

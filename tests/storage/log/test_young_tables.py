@@ -5,15 +5,37 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.log.changes import Layer, YoungTable
+from storage.log.changes import Layer, YoungTable, packable
 from storage.records import Place, queue_key
 from storage.store import Table
+from tests.storage.entered import entries
+from tests.storage.entered import keys as keys_of
 
 NUMBERS = range(12)
 KEYS = [queue_key(1, Place.AVAILABLE, each) for each in NUMBERS]
 BELOW = dict.fromkeys(KEYS[::2], b"below")
 SOME = st.lists(st.sampled_from(KEYS), min_size=1, max_size=5)
-STEPS = st.lists(st.tuples(st.sampled_from(("put", "insert", "enter", "delete", "look")), SOME), max_size=12)
+PREFIX = KEYS[0][:-8]
+
+
+def ranges_of(numbers: list[int]) -> list[tuple[int, int]]:
+    """(first, count) of consecutive numbers, in the order of the numbers."""
+    ranges: list[tuple[int, int]] = []
+    for number in numbers:
+        if ranges and sum(ranges[-1]) == number:
+            ranges[-1] = (ranges[-1][0], ranges[-1][1] + 1)
+        else:
+            ranges.append((number, 1))
+    return ranges
+
+
+def packable_parts(part: Any) -> Any:
+    """The items or keys of a part of a piece."""
+    return part if isinstance(part, list | tuple) else packable(part)
+
+
+KINDS = ("put", "insert", "enter", "enter", "delete", "delete keys", "delete keys", "look")
+STEPS = st.lists(st.tuples(st.sampled_from(KINDS), SOME), max_size=12)
 
 
 @given(STEPS)
@@ -30,8 +52,13 @@ def test_a_table_is_as_its_changes_say(steps):
             model.update(dict.fromkeys(new, value))
         elif kind == "enter":
             new = [at for at in NUMBERS if KEYS[at] in keys and KEYS[at] not in model]
-            young.insert_entries(Entered([(KEYS[at], value) for at in new]))
+            for first, count in ranges_of(new):
+                young.insert_entries(entries([value] * count, [(1, first)]))
             model.update({KEYS[at]: value for at in new})
+        elif kind == "delete keys":
+            young.delete_keys(keys_of(PREFIX, ranges_of([KEYS.index(key) for key in keys])))
+            for key in keys:
+                model.pop(key, None)
         elif kind == "delete":
             young.delete(tuple(keys))
             for key in keys:
@@ -45,13 +72,6 @@ def test_a_table_is_as_its_changes_say(steps):
     agrees(young, model)
 
 
-class Entered(list[tuple[bytes, bytes]]):
-    """Entries, as the extension has them."""
-
-    def items(self) -> list[tuple[bytes, bytes]]:
-        return list(self)
-
-
 @given(STEPS, st.integers(1, 4))
 def test_the_pieces_of_a_layer_are_its_net_effect(steps, fresh_items):
     layer, again = Layer(), Layer()
@@ -63,24 +83,30 @@ def test_the_pieces_of_a_layer_are_its_net_effect(steps, fresh_items):
             if kind in ("insert", "enter"):
                 items = [item for item in dict(items).items() if item[0] not in model]
                 if kind == "enter":
-                    young.insert_entries(Entered(items))
+                    for first, count in ranges_of([KEYS.index(key) for key, _ in items]):
+                        young.insert_entries(entries([b"%d" % number] * count, [(1, first)]))
                 else:
                     young.insert(items, [key for key, _ in items])
             elif kind == "put":
                 young.put(items)
             elif kind == "delete":
                 young.delete(tuple(keys))
-            model.update(items if kind not in ("delete", "look") else ())
-            for key in keys if kind == "delete" else ():
+            elif kind == "delete keys":
+                young.delete_keys(keys_of(PREFIX, ranges_of([KEYS.index(key) for key in keys])))
+            deletes = kind.startswith("delete")
+            model.update(items if not deletes and kind != "look" else ())
+            for key in keys if deletes else ():
                 model.pop(key, None)
     pieces = list(layer.pieces(fresh_items))
-    assert all(len(fresh) <= fresh_items or isinstance(fresh, Entered) for _, _, _, fresh in pieces)
+    assert all(
+        len(fresh) <= fresh_items or not isinstance(fresh, list) or hasattr(fresh, "begin") for _, _, _, fresh in pieces
+    )
     joined: list[list[Any]] = [[], [], []]
     parts: list[Any]
     for table, *parts in pieces:
         assert table == Table.QUEUE
         for whole, part in zip(joined, parts, strict=True):
-            whole += part.items() if isinstance(part, Entered) else part
+            whole += packable_parts(part)
     [(_, deleted, changed, fresh)] = again.net_effect() or [(0, [], [], [])]
     assert [sorted(set(joined[0])), sorted(joined[1]), sorted(joined[2])] == [
         sorted(set(deleted)),
