@@ -33,7 +33,7 @@ class Entries:
         """The prefix of the keys of the only queue, and its first number; None if there are several."""
 
     def items(self) -> list[tuple[bytes, bytes]]: ...
-    def part(self, begin: int, end: int) -> "Entries":
+    def part(self, begin: int, end: int) -> Entries:
         """These of the only queue."""
 
     def __len__(self) -> int: ...
@@ -54,7 +54,7 @@ class Keys:
         """The highest key; empty if there is none."""
 
     def keys(self) -> list[bytes]: ...
-    def of(self, ranges: list[tuple[int, int]]) -> "Keys":
+    def of(self, ranges: list[tuple[int, int]]) -> Keys:
         """Those with the same prefix and these ranges."""
 
     def __len__(self) -> int: ...
@@ -106,9 +106,7 @@ def unlock(
 ) -> list[Any]:
     """Remove the locks of these tokens; None in place of one that is not held, or has ended."""
 
-def keys_of(
-    messages: list[Any], queue_id: int, never: int, timer: int
-) -> tuple[Keys, Keys, list[bytes], int] | None:
+def keys_of(messages: list[Any], queue_id: int, never: int, timer: int) -> tuple[Keys, Keys, list[bytes], int] | None:
     """Keys of QUEUE, MESSAGES and DUE, and bytes of held messages; None if one is not available."""
 
 def run_of(records: list[bytes]) -> bytes: ...
