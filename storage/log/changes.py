@@ -242,24 +242,28 @@ class YoungTable:
         return deleted, [(key, value) for key, value in self.changed.items() if value is not None]
 
     def pieces(self, table: int, fresh_items: int) -> Iterator["Piece"]:
-        """See `Layer.pieces`."""
-        deleted: Sequence[bytes] = []
+        """See `Layer.pieces`. Runs of a few keys or items are joined, because each piece costs something."""
+        few_items = fresh_items // 4
+        deleted: list[bytes] = []
         changed: list[Item] = []
         if self._changed:
             deleted, changed = self.split()
         else:
             for keys in self._deleted:
-                yield table, keys, [], []
-        fresh = iter(self._fresh.items())
+                if len(keys) < few_items:
+                    deleted += _each_of(keys)
+                else:
+                    yield table, keys, [], []
+        few: list[Item] = []
+        for entries in self._all_entries():
+            if len(entries) < few_items or isinstance(entries, Rows):
+                few += entries.items()
+            else:
+                yield table, [], [], entries
+        fresh = chain(self._fresh.items(), few)
         while (piece := list(islice(fresh, fresh_items))) or deleted or changed:
             yield table, deleted, changed, piece
             deleted, changed = [], []
-        for entries in self._all_entries():
-            if isinstance(entries, Rows):
-                items = entries.items()
-                yield from ((table, [], [], items[at : at + fresh_items]) for at in range(0, len(items), fresh_items))
-            else:
-                yield table, [], [], entries
 
     def hides(self, key: bytes) -> bool:
         """True if the key was changed or deleted here, so that what is below does not count."""
