@@ -86,6 +86,8 @@ class LoggedStore(Store):
                     return [fresh[key] for key in keys]
                 except KeyError:
                     break
+            if keys and not young.has_none_of(keys):
+                break  # what an older layer has of these does not count
         if keys and not all(young.has_none_of(keys) for young in self._young[table]):
             return [self.get(table, key) for key in keys]
         return self.tables.get_many(table, keys)

@@ -301,24 +301,25 @@ class ClientSender(EntityLink, Intake):
             self._in_transactions -= count
             self.connection.active.add(self)
             self.metrics.incoming_requests += count
-            refused = [] if errors is None else [each for each in zip(deliveries, errors, strict=True) if each[1]]
+            refused = [] if errors is None else [each for each in errors if each is not None]
             taken = count - len(refused)
             self.metrics.successful_requests += taken
             self.metrics.incoming_messages += messages * taken // count
             self.metrics.incoming_bytes += size_bytes * taken // count
-            for _, error in refused:
-                self.metrics.failed(type(error).__name__)
+            for each in refused:
+                self.metrics.failed(type(each).__name__)
             if self.link.closed:
                 return
-            for delivery, error in refused:
-                if delivery is not None and error is not None:
-                    self.connection.reject(delivery, condition_of(error), str(error), self.tracker)
             if not refused and isinstance(deliveries, TakenDeliveries):
                 deliveries.accept_in(transaction_id)
                 return
             for delivery, error in zip(deliveries, errors or [None] * count, strict=True):
-                if delivery is not None and error is None:
+                if delivery is None:
+                    continue
+                if error is None:
                     settle_in(transaction_id, delivery, ACCEPTED)
+                else:
+                    self.connection.reject(delivery, condition_of(error), str(error), self.tracker)
 
         try:
             if self._only is not None and self._only.worker.is_stalled:
