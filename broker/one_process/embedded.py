@@ -72,6 +72,7 @@ class LocalCaller(Caller):
             taken += size
             messages.append(command)
         self._command_bytes -= taken
+        self.came_bytes = taken
         if self._is_full and self._command_bytes <= WAITING_BYTES:
             self._is_full = False
             asyncio.get_running_loop().call_soon(self._gateway.catch_up)

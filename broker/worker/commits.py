@@ -1,17 +1,38 @@
 """One commit after the other, and what leaves when each is done.
 
-While the disk writes a large commit, the worker applies one more turn, which goes into the next commit. So the worker,
-the disk and the gateways work at once, and commits grow with the load. Answers leave in the order of their turns, after
-the commit of their turn and all earlier ones, also those of turns that only read.
+While the disk writes a large commit, the worker applies further turns, which go into the next commit together. So the
+worker, the disk and the gateways work at once, and commits grow with the load, and with the time that the disk takes.
+Answers leave in the order of their turns, after the commit of their turn and all earlier ones, also those of turns that
+only read.
 """
 
 import time
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from broker.metrics import WorkerMetrics
 
 T = TypeVar("T")
+
+# A commit takes no further turn when it has so many, or when so many bytes have come for it: the checkpointer's syncs
+# make some writes of the log take several times as long as others. More turns bring nothing, and larger frames need
+# memory.
+TURNS_TOGETHER = 4
+BYTES_TOGETHER = 4 << 20
+
+
+class _Applied(NamedTuple):
+    """Turns that wait for the commit before theirs."""
+
+    began: float  # the first of them
+    messages: int
+    came_bytes: int
+    now_ms: int  # of the last of them
+    turns: int
+
+    @property
+    def are_enough(self) -> bool:
+        return self.turns >= TURNS_TOGETHER or self.came_bytes >= BYTES_TOGETHER
 
 
 class TurnLog(Protocol):
@@ -36,36 +57,49 @@ class Commits(Generic[T]):
         self._hold = hold
         self._release = release
         self._under_way: tuple[T, float, float, int] | None = None  # held, when turn and commit began, messages
-        self.applied: tuple[float, int, int] | None = None  # the turn that waits for it, as arguments of `end_turn`
+        self._applied: _Applied | None = None
 
     @property
     def must_wait(self) -> bool:
-        """A turn waits for the commit of the one before. Until the disk has done that, `go_on` waits for it."""
-        return self.applied is not None and self._log.is_committing
+        """No further turn goes into the next commit, and the disk is not done with this one: `go_on` waits for it."""
+        return self._applied is not None and self._applied.are_enough and self._log.is_committing
 
-    def end_turn(self, began: float, messages: int, now_ms: int) -> None:
-        """A turn was applied, with so many messages, which began at `began` of time.monotonic. Commit it.
+    def end_turn(self, began: float, messages: int, came_bytes: int, now_ms: int) -> None:
+        """A turn was applied, which began at `began` of time.monotonic. Commit it, with those that wait.
 
-        Before the next turn, `go_on` is to be called. Raises StoreError.
+        So many messages and bytes have come for it. Before the next turn, `go_on` is to be called. Raises StoreError.
         """
+        applied = self._applied
+        if applied is None:
+            applied = _Applied(began, messages, came_bytes, now_ms, 1)
+        else:
+            began, turns = applied.began, applied.turns + 1
+            applied = _Applied(began, applied.messages + messages, applied.came_bytes + came_bytes, now_ms, turns)
+        self._applied = applied
+        self._begin_if_free()
+
+    def go_on(self) -> None:
+        """Begin the commit of the turns that wait, or let one more join them. Raises StoreError."""
+        if self._applied is not None:
+            if self._applied.are_enough:
+                self._end()
+            self._begin_if_free()
+
+    def _begin_if_free(self) -> None:
+        """Begin the commit of the turns that wait, if none is under way."""
         if self._under_way is not None:
             self._log.end_commit(wait=False)
             if self._log.is_committing:
-                self.applied = began, messages, now_ms
                 return
             self._end()
-        self._begin(began, messages, now_ms)
-
-    def go_on(self) -> None:
-        """Begin the commit of the turn that waits (`applied`), if one does. Raises StoreError."""
-        if self.applied is not None:
-            applied, self.applied = self.applied, None
-            self._end()
-            self._begin(*applied)
+        applied, self._applied = self._applied, None
+        if applied is not None:
+            self._begin(applied.began, applied.messages, applied.now_ms)
 
     def finish(self) -> None:
         """Wait until all turns are committed, and let leave what waits for that. Raises StoreError."""
-        self.go_on()
+        self._end()
+        self._begin_if_free()
         self._end()
 
     def _end(self) -> None:

@@ -40,6 +40,7 @@ class Peer:
         self.answers: list[Message] = []
         self.is_behind = False  # it has more unread than OUTPUT_HIGH_BYTES
         self._input = bytearray()
+        self.came_bytes = 0  # with the last `read`
         self._held: list[bytes | memoryview] = []  # packed answers that wait for their commit
         self.output: deque[bytes | memoryview] = deque()  # what the socket has not taken yet
         self._output_bytes = 0
@@ -50,7 +51,10 @@ class Peer:
         """Whole messages that have arrived; None when the other side is gone."""
         if self._tls is not None:
             came = self._read_tls(self._tls)
-            return None if came is None else self._take_frames(came)
+            if came is None:
+                return None
+            self.came_bytes = len(came)
+            return self._take_frames(came)
         messages: list[Message] = []
         taken = 0
         while taken < TURN_BYTES:
@@ -70,6 +74,7 @@ class Peer:
                 messages += self._take_frames(data)
             if length < READ_BYTES:
                 break
+        self.came_bytes = taken
         return messages
 
     def _take_frames(self, data: bytes | bytearray) -> list[Message]:

@@ -166,6 +166,7 @@ class Worker:
         self._last_caller: dict[bytes, int] = {}  # store id -> number of the last caller that forwarded from that store
         self._touched: set[Partition] = set()
         self._messages_in_turn = 0
+        self._came_bytes = 0  # from callers, in this turn
         # Of the turns since the last commit began:
         self._worked: set[Partition] = set()
         self._forwards: list[Forward] = []
@@ -272,8 +273,7 @@ class Worker:
 
         Raises StoreError when a commit fails; then there must be no further turn.
         """
-        if self._commits.applied is not None:
-            self._commits.go_on()
+        self._commits.go_on()
         self._turn_at = started = time.monotonic()
         if started >= self._beat_at:
             self._beat()
@@ -374,7 +374,8 @@ class Worker:
         self._touched.clear()
         self._metrics.turns += 1
         messages, self._messages_in_turn = self._messages_in_turn, 0
-        self._commits.end_turn(started, messages, now_ms)
+        came_bytes, self._came_bytes = self._came_bytes, 0
+        self._commits.end_turn(started, messages, came_bytes, now_ms)
         return remaining
 
     def _hold(self) -> Held:
@@ -481,6 +482,7 @@ class Worker:
             if messages is None:
                 self._drop(peer)
                 return
+            self._came_bytes += peer.came_bytes
             if peer.waits_to_read:
                 self._write(peer)
             peer.unread.extend(messages)  # type: ignore[arg-type] # callers send nothing else

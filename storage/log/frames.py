@@ -27,7 +27,7 @@ from storage.log.changes import packable
 VERSION = 1
 BLOCK_BYTES = 4096  # a multiple of what O_DIRECT needs on any disk
 LOG_ID_BYTES = 16
-BUFFER_BYTES = 2 << 20  # as much as a turn of a busy worker takes; a larger frame costs more for its bytes
+BUFFER_BYTES = 8 << 20  # more than turns take that are committed together; a larger frame costs more for its bytes
 
 _SEGMENT_MAGIC = b"PeekLog\n"
 _FRAME_MAGIC = b"TurN"

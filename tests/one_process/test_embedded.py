@@ -24,6 +24,7 @@ from broker.runs import entries_of
 from broker.touched_partition import TouchedPartition
 from broker.wire import ENTRY, DeliverRun, Outcome
 from broker.worker.clock import Clock
+from broker.worker.commits import TURNS_TOGETHER
 from broker.worker.dialling import UnixDialler
 from broker.worker.listening import UnixListener
 from broker.worker.worker import Worker
@@ -250,26 +251,30 @@ def test_commands_of_one_round_are_one_commit(run):
 
 
 def test_the_loop_goes_on_while_the_disk_writes(run):
-    """One turn is applied meanwhile. Later commands wait until the disk is done, and nothing else does."""
+    """Some turns are applied meanwhile. Later commands wait until the disk is done, and nothing else does."""
 
     async def story(whole: Whole) -> None:
         turns = whole.turns
         turns.is_slow = True
         whole.send("a")
         await whole.until(lambda: turns.is_committing)
-        whole.send("b")
-        await whole.until(lambda: whole.worker.must_wait)
+        sent = 1
+        while not whole.worker.must_wait:
+            whole.send("b")
+            await asyncio.sleep(0.01)
+            sent += 1
+        assert sent == 1 + TURNS_TOGETHER
         commits = turns.commits
         for body in ("c", "d"):
             whole.send(body)
             await asyncio.sleep(0.01)
         assert (whole.notes, turns.waits, turns.commits) == ([], 0, commits)
         turns.written()
-        await whole.until(lambda: len(whole.notes) == 1)  # the first, and the second is being written
+        await whole.until(lambda: len(whole.notes) == 1)  # the first, and those behind it are being written
         assert turns.commits == commits + 1
         turns.is_slow = False
         turns.written()
-        await whole.until(lambda: len(whole.notes) == 4)
+        await whole.until(lambda: len(whole.notes) == sent + 2)
         assert (turns.waits, turns.commits) == (0, commits + 2), "the last two were one commit"
 
     run(story)

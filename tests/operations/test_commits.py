@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.metrics import WorkerMetrics
-from broker.worker.commits import Commits
+from broker.worker.commits import BYTES_TOGETHER, TURNS_TOGETHER, Commits
 
 
 class Log:
@@ -17,6 +17,7 @@ class Log:
         self.is_slow = False
         self.is_written = False  # what is under way
         self.waits = 0
+        self.commits = 0
 
     @property
     def is_committing(self):
@@ -28,6 +29,7 @@ class Log:
             return False
         self.staged, self.under_way = [], self.staged
         self.is_written = False
+        self.commits += 1
         if not self.is_slow:
             self.is_written = True
             self.end_commit(wait=False)
@@ -40,7 +42,7 @@ class Log:
             self.under_way = []
 
 
-turns = st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()))
+turns = st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans(), st.sampled_from((0, BYTES_TOGETHER // 2))))
 
 
 @given(turns)
@@ -54,14 +56,14 @@ def test_answers_leave_in_order_after_their_commit(turns):
         return held
 
     def release(held):
-        for turn, changed in held:
+        for turn in held:
             # Whatever was applied up to this turn may have been read for the answer.
-            assert log.durable == [each for each in everything if each <= turn], (turn, changed)
+            assert [each for each in log.durable if each <= turn] == [each for each in everything if each <= turn]
             left.append(turn)
 
     commits = Commits(log, metrics, hold, release)
     everything = []
-    for turn, (changes, is_slow, is_done_meanwhile) in enumerate(turns):
+    for turn, (changes, is_slow, is_done_meanwhile, came_bytes) in enumerate(turns):
         log.is_slow = is_slow
         waits, must_wait = log.waits, commits.must_wait
         if is_done_meanwhile:
@@ -73,12 +75,41 @@ def test_answers_leave_in_order_after_their_commit(turns):
         if changes:
             log.staged.append(turn)
             everything.append(turn)
-        answers.append((turn, changes))
+        answers.append(turn)
         waits = log.waits
-        commits.end_turn(1.0, 1, turn)
+        commits.end_turn(1.0, 1, came_bytes, turn)
         assert log.waits == waits, "the next turn may have to wait, but this one is applied"
-        assert turn - len(left) <= 1, "at most the answers of the last two turns wait"
+        assert turn - len(left) < 2 * TURNS_TOGETHER, "turns of this commit and the next"
     commits.finish()
     assert left == list(range(len(turns)))
     assert log.durable == everything
-    assert metrics.commits == len(everything)
+    assert metrics.commits == log.commits <= len(everything)
+
+
+@given(st.integers(1, 2 * TURNS_TOGETHER), st.integers(0, BYTES_TOGETHER))
+def test_turns_go_into_the_next_commit_until_they_are_enough(turns, came_bytes):
+    log, metrics = Log(), WorkerMetrics()
+    left = []
+    answers = []
+
+    def hold():
+        held = answers.copy()
+        answers.clear()
+        return held
+
+    commits = Commits(log, metrics, hold, left.append)
+    log.is_slow = True
+    for turn in range(turns + 1):  # the disk writes the first one meanwhile
+        commits.go_on()
+        log.staged.append(turn)
+        answers.append(turn)
+        commits.end_turn(float(turn), 3, came_bytes, turn)
+        if log.waits:
+            break
+    together = min(turns, TURNS_TOGETHER, -(-BYTES_TOGETHER // came_bytes) if came_bytes else turns)
+    if turns > together:
+        assert (left, log.under_way) == ([[0]], list(range(1, together + 1)))
+    else:
+        assert (left, log.under_way, log.waits) == ([], [0], 0)
+    commits.finish()
+    assert [turn for held in left for turn in held] == log.durable
