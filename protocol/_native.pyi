@@ -181,6 +181,13 @@ class Columns:
 # -- messages and frames; addresses are those of proton's objects
 
 def setup(functions: dict[str, int], message_id_prefix: bytes) -> None: ...
+def transfer(data: bytes, at: int, end: int) -> tuple[int, int, int | None, bool, bool] | None:
+    """Of the transfer whose frame begins at `at`: where its performative ends, handle, delivery-id, settled, more.
+
+    None if its message format is not 0, it has a state, is resumed or aborted, is not here up to its payload, or has an
+    unusual encoding.
+    """
+
 def walk(
     data: bytes,
     at: int,
@@ -255,6 +262,9 @@ class Incoming:
 
     def take_run(self) -> bytes:
         """The messages that have gathered, as a run: see `broker.runs`."""
+
+    def take_parts(self) -> bytes | None:
+        """What has come of a delivery of several transfers that is not complete, which Python goes on with."""
 
     def take_pending(self, count: int) -> bytes:
         """The last pending deliveries, as numbers of 8 bytes in the machine's order, which are pending no more."""
@@ -355,6 +365,15 @@ class Events(Protocol):
 
     def on_unusual(self, address: int, payload: bytes, settled: bool) -> None:
         """A message that only Python takes, and the address of its delivery. It is behind those that have gathered."""
+
+    def take_part(self, address: int, size: int) -> bool:
+        """True if the Incoming of the link at this address may keep so many bytes of an unfinished delivery."""
+
+    def forget_parts(self, size: int) -> None:
+        """A delivery of which so many bytes were kept is complete."""
+
+    def on_parts(self, address: int) -> None:
+        """Take the parts of the link's Incoming. What comes behind them is for Python."""
 
 class Pump:
     """Moves frames between a connection's bytes and proton, with the links that were added."""

@@ -13,7 +13,7 @@ from protocol.engine.deliveries import ACCEPTED, Delivery, tag_of
 from protocol.engine.flow_answers import FlowAnswers
 from protocol.engine.incoming import FrameWalk, IllegalState
 from protocol.engine.links import Link, Session
-from protocol.engine.native import address_of, delivery_at, native
+from protocol.engine.native import address_of, delivery_at, link_at, native
 from protocol.engine.outgoing import OutputWalk, refusal
 from protocol.engine.padding import reads_by_position
 from protocol.engine.proton import (
@@ -427,6 +427,27 @@ class Engine:
         link.known_credit = None
         self._whole(link, delivery, payload, settled, _remote_state(delivery))
 
+    def take_part(self, address: int, size: int) -> bool:
+        """True if the pump may keep a part of so many bytes that has come on this link."""
+        return not self.links[link_at(address)].closed and self.unfinished.take(size)
+
+    def forget_parts(self, size: int) -> None:
+        """The pump keeps these parts no more: their delivery is complete."""
+        self.unfinished.give_back(size)
+
+    def on_parts(self, address: int) -> None:
+        """What comes next of the link's unfinished delivery is not for the pump."""
+        self._take_over(self.links[link_at(address)])
+
+    def _take_over(self, link: Link) -> None:
+        """Take what the pump has of the link's unfinished delivery, if there is one."""
+        parts = link.incoming.take_parts()
+        if parts is not None:
+            try:
+                link.go_on_from(parts, self.unfinished)
+            except StateTooLarge as error:
+                self._walk.fail(error)
+
     def _whole(self, link: Link, delivery: Delivery, payload: bytes, settled: bool, state: int) -> None:
         """A message of one transfer, and no batch."""
         if link.max_message_bytes and len(payload) > link.max_message_bytes:
@@ -580,24 +601,25 @@ class Engine:
 
     def take_usual(self, link: Link, incoming: Any) -> None:
         """From now on, usual messages that come on this link go to the extension's `incoming`."""
-        if link.incoming is not None:
-            self.pump.remove(link.incoming)
+        self.forget_native(link)
         link.incoming = incoming
         self.pump.add(incoming, *link.channel_handle)
 
     def forget_native(self, link: Link) -> None:
         """From now on, Python takes all deliveries of the link."""
-        for part in (link.incoming, link.outgoing):
-            if part is not None:
-                self.pump.remove(part)
-        link.incoming = None
+        if link.outgoing is not None:
+            self.pump.remove(link.outgoing)
+        if link.incoming is not None:
+            self._take_over(link)
+            self.pump.remove(link.incoming)
+            link.incoming = None
 
     def _forget_deliveries(self, link: Link) -> None:
         """Forget the deliveries of a link: proton frees and settles them with it."""
-        link.forget_part(self.unfinished)
         if link.outgoing is not None and link.outgoing.end():
             self.output.is_abandoned = True
         self.forget_native(link)
+        link.forget_part(self.unfinished)
         if link.is_sender:
             for delivery in [delivery for delivery, (owner, _) in self.sent.items() if owner is link]:
                 link.forget_sent(delivery)

@@ -48,7 +48,6 @@ _SHORT_DISPOSITION = frozenset(bytes((0x41, first)) for first in (0x43, 0x52, 0x
 _DESCRIPTOR_BYTES = 69  # more than any known descriptor takes, with the bytes before it
 _USUAL_TRANSFERS = 64  # the number of remembered forms; a link has a few, because sizes of ids and tags differ
 _NULL = b"\x40"
-_STATE, _ABORTED = 7, 9  # the indexes of these fields in a transfer
 _MAX_CREDIT = 0x7FFF_FFFF  # proton uses signed numbers, in which the largest credit would be negative
 _LEAST_BYTES = 12  # the smallest frame with a performative, whose list is empty
 # Transfers become a little longer by a message format, which proton does not know. So it gets frames that are smaller
@@ -360,19 +359,13 @@ class FrameWalk:
 
         Raises DecodeError, LimitExceeded, InvalidField and StateTooLarge.
         """
-        list_end = _end_of_list(data, at + 11, end)
-        if list_end - at > MAX_TRANSFER_LIST_BYTES:
-            raise StateTooLarge(f"The fields of a transfer take more than {MAX_TRANSFER_LIST_BYTES} bytes.")
-        if list_end > next_at:
-            raise DecodeError("a transfer whose list does not end within its frame", at + 11)
-        if list_end > end:
+        transfer = _read_transfer(data, at, end, next_at)
+        if transfer is None:
             return False
-        fields = checked(memoryview(data)[:list_end], at + 11, TRANSFER)
-        handle, peers_id, _, message_format, settled, more, *_ = fields
+        list_end, handle, peers_id, settled, goes_on, is_batch, is_usual = transfer
         session = self._sessions.get(channel)
         if session is None or handle not in session.handles:
             return True  # there is no such link; the engine reports that
-        goes_on = bool(more) and not fields[_ABORTED]
         if handle in session.unfinished:
             first_id, is_other = session.unfinished[handle]
             if peers_id is not None and peers_id != first_id:
@@ -385,16 +378,13 @@ class FrameWalk:
             if is_other:
                 self._say_id(data, at, list_end, next_at, _NULL)
             return True
-        if message_format == BATCH_FORMAT:
-            self.stops.append((at + self._grown, (channel, int(handle))))
+        if is_batch:
+            self.stops.append((at + self._grown, (channel, handle)))
         was_translated = session.ids.translates
-        is_other = session.ids.take(peers_id, bool(settled)) != peers_id and peers_id is not None
+        is_other = session.ids.take(peers_id, settled) != peers_id and peers_id is not None
         if session.ids.translates and not was_translated:
             self.translated[channel] = session.ids
-        is_plain = (
-            not (goes_on or settled or is_other or fields[_STATE] is not None or fields[_ABORTED])
-            and message_format != BATCH_FORMAT
-        )
+        is_plain = is_usual and not (goes_on or settled or is_other)
         self.is_plain = self.is_plain and is_plain
         if goes_on or session.ids.translates:
             self._forget_usual()
@@ -404,10 +394,11 @@ class FrameWalk:
             own = UInt(session.ids.last_id)
             if not self._say_id(data, at, list_end, next_at, codec.encode(own)):
                 # The frame is full, so an extra transfer without payload carries the id.
+                fields = checked(memoryview(data)[:list_end], at + 11, TRANSFER)
                 fields[1], fields[5] = own, True
                 self._change(data, at, at, frame_of(channel, TRANSFER, fields))
                 self._say_id(data, at, list_end, next_at, _NULL)
-        elif not (goes_on or session.ids.translates or session.unfinished or message_format == BATCH_FORMAT):
+        elif not (goes_on or session.ids.translates or session.unfinished or is_batch):
             self._remember(data, at, list_end, session.ids, is_plain)
         return True
 
@@ -428,11 +419,11 @@ class FrameWalk:
     def _remember(self, data: bytes, at: int, list_end: int, ids: DeliveryIds, is_plain: bool) -> None:
         """Remember the form of this transfer, so that similar ones need not be read."""
         id_at = codec.skip(data, at + (14 if data[at + 11] == 0xC0 else 20))
-        width = {0x52: "B", 0x70: "I"}.get(data[id_at])
+        width = {b"\x52": "B", b"\x70": "I"}.get(data[id_at : min(id_at + 1, list_end)])
         if width is None:
             return
         tag_at = codec.skip(data, id_at)
-        if data[tag_at] != 0xA0:
+        if data[tag_at : min(tag_at + 1, list_end)] != b"\xa0":
             return
         head, tag_head = data[at + 4 : id_at + 1], data[tag_at : tag_at + 2]
         rest = data[tag_at + 2 + tag_head[1] : list_end]
@@ -474,6 +465,41 @@ class FrameWalk:
             limit = ((delivery_count or 0) + (credit or 0)) & 0xFFFFFFFF
             self.flows.append(Flow(channel, handle, limit, bool(drain)))
         return clamped
+
+
+class _Transfer(NamedTuple):
+    """What matters of a transfer's performative. `is_usual`: it has no state, is no batch, and is not aborted."""
+
+    list_end: int
+    handle: int
+    delivery_id: int | None
+    settled: bool
+    goes_on: bool
+    is_batch: bool
+    is_usual: bool
+
+
+def _read_transfer(data: bytes, at: int, end: int, next_at: int) -> _Transfer | None:
+    """Read the transfer whose frame goes from `at` to `next_at`; None if its performative continues behind `end`.
+
+    Raises DecodeError, LimitExceeded, InvalidField and StateTooLarge.
+    """
+    if native is not None and (usual := native.transfer(data, at, end)) is not None:
+        list_end, handle, peers_id, settled, more = usual
+        return _Transfer(list_end, handle, peers_id, settled, more, False, True)
+    list_end = _end_of_list(data, at + 11, end)
+    if list_end - at > MAX_TRANSFER_LIST_BYTES:
+        raise StateTooLarge(f"The fields of a transfer take more than {MAX_TRANSFER_LIST_BYTES} bytes.")
+    if list_end > next_at:
+        raise DecodeError("a transfer whose list does not end within its frame", at + 11)
+    if list_end > end:
+        return None
+    handle, peers_id, _, message_format, settled, more, _, state, _, aborted, _ = checked(
+        memoryview(data)[:list_end], at + 11, TRANSFER
+    )
+    is_batch = message_format == BATCH_FORMAT
+    is_usual = not (is_batch or aborted or state is not None)
+    return _Transfer(list_end, handle, peers_id, bool(settled), bool(more and not aborted), is_batch, is_usual)
 
 
 def is_plain_flow(data: bytes, at: int, next_at: int) -> bool:

@@ -293,6 +293,11 @@ class Link:
                     parts = bytearray()
         self.partial = parts
 
+    def go_on_from(self, parts: bytes, unfinished: Unfinished) -> None:
+        """These parts of a delivery, which `unfinished` holds, were read elsewhere. Raises StateTooLarge."""
+        self.partial, self.part_bytes = bytearray(parts), 1
+        unfinished.buffer(1)
+
     def forget_part(self, unfinished: Unfinished) -> None:
         """The delivery that had begun is complete, or never will be."""
         unfinished.give_back(len(self.partial))

@@ -48,6 +48,10 @@ def delivery_at(address: int) -> Pointer:
     return ffi.cast("pn_delivery_t *", address)
 
 
+def link_at(address: int) -> Pointer:
+    return ffi.cast("pn_link_t *", address)
+
+
 def _functions() -> dict[str, int]:
     """Addresses by name. Raises ImportError if this proton is not the one that the extension was written for."""
     functions = {}

@@ -92,45 +92,50 @@ bool transfer_read(const uint8_t *frame, size_t size, struct transfer *transfer)
     transfer->channel = read_u16(frame + 6);
     size_t end = PERFORMATIVE_AT + 2 + frame[PERFORMATIVE_AT + 1], at = PERFORMATIVE_AT + 3;
     uint8_t count = frame[PERFORMATIVE_AT + 2];
-    if (end > size || end > transfer->size || count < 3 || count > 11) return false;
-    if (!read_uint(frame, &at, end, &transfer->handle) || !read_uint(frame, &at, end, &transfer->delivery_id)) return false;
-    if (end - at < 2 || frame[at] != BINARY_8) return false;
-    transfer->tag_bytes = frame[at + 1];
-    at += 2;
-    if (transfer->tag_bytes > MAX_TAG_BYTES || end - at < transfer->tag_bytes) return false;
-    transfer->tag = frame + at;
-    at += transfer->tag_bytes;
-    transfer->settled = false;
-    transfer->transaction = NULL;
-    for (uint8_t index = 3; index < count; index++) {
+    if (end > size || end > transfer->size || count < 1 || count > 11) return false;
+    if (!read_uint(frame, &at, end, &transfer->handle)) return false;
+    transfer->has_id = transfer->settled = transfer->more = false;
+    transfer->tag = transfer->transaction = NULL;
+    transfer->tag_bytes = 0;
+    for (uint8_t index = 1; index < count; index++) {
         if (at >= end) return false;
         uint8_t constructor = frame[at];
-        if (index == 3 && constructor != NULL_VALUE) { // message-format
-            uint32_t format;
+        if (constructor == NULL_VALUE) {
+            at++;
+            continue;
+        }
+        uint32_t format;
+        switch (index) {
+        case 1: // delivery-id
+            if (!read_uint(frame, &at, end, &transfer->delivery_id)) return false;
+            transfer->has_id = true;
+            continue;
+        case 2: // delivery-tag
+            if (constructor != BINARY_8 || end - at < 2) return false;
+            transfer->tag_bytes = frame[at + 1];
+            at += 2;
+            if (transfer->tag_bytes > MAX_TAG_BYTES || end - at < transfer->tag_bytes) return false;
+            transfer->tag = frame + at;
+            at += transfer->tag_bytes;
+            continue;
+        case 3: // message-format
             if (!read_uint(frame, &at, end, &format) || format != 0) return false;
             continue;
-        }
-        if (index == 7 && constructor != NULL_VALUE) { // state
+        case 6: // rcv-settle-mode
+            if (constructor != UBYTE || end - at < 2) return false;
+            at += 2;
+            continue;
+        case 7: // state
             if (!read_state(frame, &at, end, false, &transfer->transaction)) return false;
             continue;
-        }
-        at++;
-        if (constructor == NULL_VALUE) continue;
-        switch (index) {
-        case 4: // settled
+        default:
             if (constructor != TRUE_VALUE && constructor != FALSE_VALUE) return false;
-            transfer->settled = constructor == TRUE_VALUE;
-            break;
-        case 6: // rcv-settle-mode
-            if (constructor != UBYTE || at >= end) return false;
             at++;
-            break;
-        case 10: // batchable
-            if (constructor != TRUE_VALUE && constructor != FALSE_VALUE) return false;
-            break;
-        default: // more, resume, aborted
-            if (constructor != FALSE_VALUE) return false;
         }
+        bool is_true = constructor == TRUE_VALUE;
+        if (index == 4) transfer->settled = is_true;
+        else if (index == 5) transfer->more = is_true;
+        else if (index != 10 && is_true) return false; // resume, aborted; batchable says nothing
     }
     transfer->payload_at = end;
     return at == end;

@@ -8,19 +8,23 @@
 
 enum { TRANSACTION_BYTES = 16 }; // of the ids of transactions that the broker gives
 
-// A transfer of one frame with a whole delivery of message format 0, without a state or in a transaction (AMQP 1.0,
-// 2.7.5, 4.5.8).
+// A transfer of a delivery of message format 0, without a state or in a transaction (AMQP 1.0, 2.7.5, 4.5.8).
 struct transfer {
     size_t size; // of the frame
     uint16_t channel;
     uint32_t handle;
+    bool has_id;
     uint32_t delivery_id;
-    const uint8_t *tag;
+    const uint8_t *tag; // NULL without one
     size_t tag_bytes;
     bool settled;
+    bool more; // further transfers of the delivery follow
     const uint8_t *transaction; // its id; NULL without a state
     size_t payload_at;          // in the frame
 };
+
+// True if a delivery begins with this transfer, unless its link has an unfinished one.
+static inline bool transfer_begins(const struct transfer *transfer) { return transfer->has_id && transfer->tag; }
 
 // Read the transfer whose frame begins at `frame` and of which `size` bytes are here. False if it is not usual, or not
 // here up to its payload.

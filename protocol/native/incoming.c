@@ -4,8 +4,6 @@
 
 // Messages that have gathered to so many bytes leave before the end of the turn: see `broker.gateway.router`.
 #define EARLY_BYTES (64 << 10)
-#define KEPT_BYTES (128 << 10) // a larger buffer is not kept
-
 uint8_t message_id_prefix[18];
 static uint64_t message_ids;
 
@@ -90,6 +88,7 @@ static int incoming_init(PyObject *self, PyObject *arguments, PyObject *keywords
     incoming->takes_sessions = takes_sessions;
     incoming->needs_session = needs_session;
     incoming->takes_transactions = takes_transactions;
+    incoming->may_be_unfinished = true; // a delivery that began before
     incoming->pending.item_bytes = sizeof(struct pending);
     return 0;
 }
@@ -111,6 +110,7 @@ static void incoming_dealloc(PyObject *self) {
     PyObject_GC_UnTrack(self);
     incoming_clear(self);
     buffer_free(&incoming->run);
+    buffer_free(&incoming->parts);
     ring_free(&incoming->pending);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
@@ -134,8 +134,19 @@ static PyObject *incoming_take_run(PyObject *self, PyObject *none) {
     PyObject *run = PyBytes_FromStringAndSize((const char *)incoming->run.bytes, (Py_ssize_t)incoming->run.size);
     if (!run) return NULL;
     incoming->run.size = incoming->count = incoming->message_bytes = 0;
-    if (incoming->run.capacity > KEPT_BYTES) buffer_free(&incoming->run);
+    if (incoming->run.capacity > KEPT_BUFFER_BYTES) buffer_free(&incoming->run);
     return run;
+}
+
+static PyObject *incoming_take_parts(PyObject *self, PyObject *none) {
+    (void)none;
+    Incoming *incoming = (Incoming *)self;
+    if (!incoming->has_begun) Py_RETURN_NONE;
+    PyObject *parts = PyBytes_FromStringAndSize((const char *)incoming->parts.bytes, (Py_ssize_t)incoming->parts.size);
+    if (!parts) return NULL;
+    incoming->has_begun = false;
+    buffer_free(&incoming->parts);
+    return parts;
 }
 
 static PyObject *incoming_append(PyObject *self, PyObject *address) {
@@ -262,6 +273,7 @@ static PyGetSetDef incoming_attributes[] = {
 };
 static PyMethodDef incoming_methods[] = {
     {"take_run", incoming_take_run, METH_NOARGS, NULL},
+    {"take_parts", incoming_take_parts, METH_NOARGS, NULL},
     {"append", incoming_append, METH_O, NULL},
     {"popleft", incoming_popleft, METH_NOARGS, NULL},
     {"pop", incoming_pop, METH_NOARGS, NULL},

@@ -43,6 +43,23 @@ static PyObject *setup(PyObject *module, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
+// transfer(data, at, end) -> end of the performative, handle, delivery-id or None, settled, more; or None
+static PyObject *transfer_fields(PyObject *module, PyObject *arguments) {
+    (void)module;
+    const char *data;
+    Py_ssize_t size, at, end;
+    if (!PyArg_ParseTuple(arguments, "y#nn", &data, &size, &at, &end)) return NULL;
+    if (at < 0 || end < at || end > size) {
+        PyErr_SetString(PyExc_ValueError, "no such bytes");
+        return NULL;
+    }
+    struct transfer transfer;
+    if (!transfer_read((const uint8_t *)data + at, (size_t)(end - at), &transfer) || transfer.transaction) Py_RETURN_NONE;
+    PyObject *id = transfer.has_id ? PyLong_FromUnsignedLong(transfer.delivery_id) : Py_NewRef(Py_None);
+    return Py_BuildValue("nINOO", at + (Py_ssize_t)transfer.payload_at, (unsigned int)transfer.handle, id,
+                         transfer.settled ? Py_True : Py_False, transfer.more ? Py_True : Py_False);
+}
+
 // walk(data, at, largest, form, dispositions, next_id) -> at, next_id
 // `form` is the head, the tag's head and the rest behind the tag, and the number of bytes of a delivery-id.
 static PyObject *walk(PyObject *module, PyObject *arguments) {
@@ -114,6 +131,7 @@ static PyObject *render(PyObject *module, PyObject *arguments) {
 static PyMethodDef methods[] = {
     {"setup", setup, METH_VARARGS, NULL},
     {"walk", walk, METH_VARARGS, NULL},
+    {"transfer", transfer_fields, METH_VARARGS, NULL},
     {"take_apart", take_apart, METH_VARARGS, NULL},
     {"render", render, METH_VARARGS, NULL},
     {"accept_all", accept_all, METH_O, NULL},

@@ -39,6 +39,8 @@ typedef struct {
     bool gives_ids, needs_id, takes_sessions, needs_session, takes_transactions; // see `protocol/_native.pyi`
     bool may_be_unfinished; // Python has taken a transfer, whose delivery may go on
     struct buffer run;      // messages that have gathered
+    struct buffer parts;    // of a delivery of several transfers that is not complete
+    bool has_begun;         // there is one
     size_t count;           // of them
     size_t message_bytes;   // of them, as they came
     struct transaction transaction; // of them
@@ -91,6 +93,8 @@ extern PyObject *incoming_type, *outgoing_type; // set when the module is made, 
 extern PyType_Spec incoming_spec, outgoing_spec, pump_spec;
 
 extern uint8_t message_id_prefix[18];
+
+#define KEPT_BUFFER_BYTES (256 << 10) // of an Incoming; a larger one is freed when it is empty
 
 // Append an ordinary message that came in on the link: 1 if it was taken, 0 if it is unusual, -1 with an exception.
 // `transaction` is the id of its transaction, or NULL.

@@ -20,6 +20,7 @@ typedef struct {
     size_t passing;              // bytes still to come of a frame that goes to proton as it is
     struct buffer staged;        // for proton
     struct ring payloads;        // of the transfers in `staged`
+    void *part_link;             // the link of the part that is given to proton now, if one is
     struct ring ended;           // Outgoings that were removed, and whose last transfers proton writes next
     bool finished;
 } Pump;
@@ -55,9 +56,39 @@ static bool take_payload(Pump *pump, void *link, void *delivery, struct payload 
     return true;
 }
 
+static int told_unusual(Pump *pump, void *delivery, const uint8_t *message, size_t size, bool settled) {
+    PyObject *result = PyObject_CallMethod(pump->engine, "on_unusual", "Ky#O", address_of(delivery), message,
+                                           (Py_ssize_t)size, settled ? Py_True : Py_False);
+    Py_XDECREF(result);
+    return result ? 0 : -1;
+}
+
+// A part has come of the delivery that `incoming` has begun.
+static int received_part(Pump *pump, Incoming *incoming, void *delivery) {
+    if (proton.delivery_partial(delivery)) return 0;
+    struct buffer parts = incoming->parts;
+    incoming->parts = (struct buffer){0};
+    incoming->has_begun = false;
+    proton.link_advance(incoming->link);
+    bool settled = proton.delivery_settled(delivery);
+    const uint8_t *message = parts.size ? parts.bytes : (const uint8_t *)"";
+    int taken = 0;
+    if (!proton.delivery_remote_state(delivery)) // of a disposition that came meanwhile
+        taken = incoming_take(incoming, delivery, message, parts.size, settled, NULL);
+    if (taken == 0) taken = told_unusual(pump, delivery, message, parts.size, settled);
+    PyObject *result = taken < 0 ? NULL : PyObject_CallMethod(pump->engine, "forget_parts", "n", (Py_ssize_t)parts.size);
+    Py_XDECREF(result);
+    if (incoming->has_begun || parts.capacity > KEPT_BUFFER_BYTES) buffer_free(&parts);
+    parts.size = 0;
+    if (parts.bytes) incoming->parts = parts;
+    return result ? 0 : -1;
+}
+
 // `incoming` is NULL if it was removed after the transfer was staged, or never was there.
 static int received(Pump *pump, Incoming *incoming, void *link, void *delivery) {
     struct payload payload;
+    if (link == pump->part_link && incoming && incoming->has_begun && proton.delivery_readable(delivery))
+        return received_part(pump, incoming, delivery);
     if (!take_payload(pump, link, delivery, &payload)) return call_engine(pump);
     proton.link_advance(link);
     bool settled = proton.delivery_settled(delivery); // by the transfer, or by a disposition behind it
@@ -65,10 +96,7 @@ static int received(Pump *pump, Incoming *incoming, void *link, void *delivery) 
     if (incoming && (!payload.transaction || incoming->takes_transactions))
         taken = incoming_take(incoming, delivery, payload.bytes, payload.size, settled, payload.transaction);
     if (taken) return taken < 0 ? -1 : 0;
-    PyObject *result = PyObject_CallMethod(pump->engine, "on_unusual", "Ky#O", address_of(delivery), payload.bytes,
-                                           (Py_ssize_t)payload.size, settled ? Py_True : Py_False);
-    Py_XDECREF(result);
-    return result ? 0 : -1;
+    return told_unusual(pump, delivery, payload.bytes, payload.size, settled);
 }
 
 // Copy the id of the transaction in which the peer has accepted the delivery; false if its state is another.
@@ -123,6 +151,8 @@ static PyObject *pump_dispatch(PyObject *self, PyObject *none) {
 
 // -- input
 
+enum { DECLINED = 2 }; // of a transfer that proton and Python take
+
 // Give bytes to proton, and handle their events: 1, 0 if proton has found a fault, -1 with an exception.
 static int give(Pump *pump, const uint8_t *bytes, size_t size) {
     while (size) {
@@ -151,6 +181,14 @@ static int stage(Pump *pump, const uint8_t *bytes, size_t size) {
     return 1;
 }
 
+// Stage the performative of a transfer alone.
+static int stage_performative(Pump *pump, const uint8_t *frame, const struct transfer *transfer) {
+    size_t at = pump->staged.size;
+    if (stage(pump, frame, transfer->payload_at) < 0) return -1;
+    write_u32(pump->staged.bytes + at, (uint32_t)transfer->payload_at);
+    return 1;
+}
+
 // Stage the performative of a transfer, whose frame is whole, and note its payload.
 static int take_transfer(Pump *pump, Incoming *incoming, const uint8_t *frame, const struct transfer *transfer) {
     struct payload *payload = ring_push(&pump->payloads);
@@ -160,10 +198,57 @@ static int take_transfer(Pump *pump, Incoming *incoming, const uint8_t *frame, c
     }
     size_t size = transfer->size - transfer->payload_at;
     *payload = (struct payload){incoming->link, frame + transfer->payload_at, size, transfer->transaction};
-    size_t at = pump->staged.size;
-    if (stage(pump, frame, transfer->payload_at) < 0) return -1;
-    write_u32(pump->staged.bytes + at, (uint32_t)transfer->payload_at);
+    if (stage_performative(pump, frame, transfer) < 0) return -1;
     return pump->staged.size < STAGED_BYTES ? 1 : give_staged(pump);
+}
+
+// Take a transfer of a delivery of several, whose frame is whole. Its event comes at once, so that no payload of another
+// delivery is behind it.
+static int take_part(Pump *pump, Incoming *incoming, const uint8_t *frame, const struct transfer *transfer) {
+    size_t size = transfer->size - transfer->payload_at;
+    size_t most = incoming->max_message_bytes ? incoming->max_message_bytes : SIZE_MAX;
+    if (transfer->transaction || !(incoming->has_begun || transfer_begins(transfer))) return DECLINED;
+    if (size > most - incoming->parts.size) return DECLINED;
+    int result = give_staged(pump);
+    if (result <= 0) return result;
+    if (linked(&pump->by_link, address_of(incoming->link)) != (PyObject *)incoming) return DECLINED; // it was removed
+    PyObject *taken = PyObject_CallMethod(pump->engine, "take_part", "Kn", address_of(incoming->link), (Py_ssize_t)size);
+    if (!taken) return -1;
+    Py_DECREF(taken);
+    if (taken != Py_True) return DECLINED;
+    if (!buffer_reserve(&incoming->parts, size)) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    write_bytes(incoming->parts.bytes + incoming->parts.size, frame + transfer->payload_at, size);
+    incoming->parts.size += size;
+    incoming->has_begun = true;
+    if (stage_performative(pump, frame, transfer) < 0) return -1;
+    pump->part_link = incoming->link;
+    result = give_staged(pump);
+    pump->part_link = NULL;
+    return result;
+}
+
+// Python takes the rest of the delivery that has begun, if one has.
+static int hand_over(Pump *pump, Incoming *incoming) {
+    if (!incoming->has_begun) return 1;
+    PyObject *result = PyObject_CallMethod(pump->engine, "on_parts", "K", address_of(incoming->link));
+    Py_XDECREF(result);
+    return result ? 1 : -1;
+}
+
+// Take a transfer, if its frame is whole; see `take_frames` for `*is_whole`.
+static int take_usual(Pump *pump, Incoming *incoming, const uint8_t *frame, size_t here, size_t *size, bool *is_whole) {
+    struct transfer transfer;
+    if (!transfer_read(frame, here, &transfer)) return hand_over(pump, incoming) < 0 ? -1 : DECLINED;
+    *size = transfer.size;
+    *is_whole = transfer.size <= here;
+    if (!*is_whole) return 1;
+    int result = DECLINED;
+    if (transfer.more || incoming->has_begun) result = take_part(pump, incoming, frame, &transfer);
+    else if (transfer_begins(&transfer)) result = take_transfer(pump, incoming, frame, &transfer);
+    return result == DECLINED && hand_over(pump, incoming) < 0 ? -1 : result;
 }
 
 // The Incoming of a transfer's link, or NULL.
@@ -195,13 +280,20 @@ static int take_frames(Pump *pump, const uint8_t *bytes, size_t size, size_t *at
     while (result > 0 && *at < size) {
         const uint8_t *frame = bytes + *at;
         size_t here = size - *at;
-        struct transfer transfer;
         Incoming *incoming = incoming_of(pump, frame, here);
-        if (incoming && transfer_read(frame, here, &transfer) && !is_unfinished(incoming)) {
-            if (transfer.size > here) break;
-            *at += transfer.size;
-            result = take_transfer(pump, incoming, frame, &transfer);
-            continue;
+        if (incoming && !is_unfinished(incoming)) {
+            size_t transfer_bytes = 0;
+            bool is_whole = true;
+            Py_INCREF((PyObject *)incoming); // its owner may remove it
+            result = take_usual(pump, incoming, frame, here, &transfer_bytes, &is_whole);
+            Py_DECREF((PyObject *)incoming);
+            if (!is_whole) break;
+            if (result != DECLINED) {
+                *at += transfer_bytes;
+                continue;
+            }
+            incoming = incoming_of(pump, frame, here);
+            result = 1;
         }
         size_t frame_bytes = here >= 4 ? read_u32(frame) : here;
         if (here >= 8 && !memcmp(frame, "AMQP", 4)) frame_bytes = 8; // the header of the protocol
@@ -300,7 +392,7 @@ static size_t copy_frames(Pump *pump, const struct buffer *written, uint8_t *to)
         size_t size = memcmp(frame, "AMQP", 4) ? read_u32(frame) : 8;
         struct transfer transfer;
         at += size;
-        if (!transfer_read(frame, size, &transfer) || transfer.payload_at != size) continue;
+        if (!transfer_read(frame, size, &transfer) || transfer.payload_at != size || transfer.more) continue;
         Outgoing *outgoing = (Outgoing *)linked(&pump->outgoing_by_handle, key_of(transfer.channel, transfer.handle));
         if (!outgoing) continue;
         end = write_bytes(end, written->bytes + copied, at - copied);

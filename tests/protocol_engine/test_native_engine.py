@@ -231,6 +231,70 @@ def test_messages_of_a_link_that_was_removed_meanwhile_are_told():
     ]
 
 
+def parts_of(number: int, handle: int, payload: bytes, count: int, tag: bytes | None = b"tag") -> list[bytes]:
+    """Transfers of one delivery."""
+    frames = []
+    size = -(-len(payload) // count)
+    for at in range(0, len(payload), size):
+        first = [UInt(number), tag, UInt(0), False] if not at else [None] * 4
+        frames.append(
+            performative(0, TRANSFER, [UInt(handle), *first, at + size < len(payload)], payload[at : at + size])
+        )
+    return frames
+
+
+@pytest.mark.parametrize("step", [1, 7, 100, 1 << 20])
+def test_usual_messages_of_several_transfers_are_taken(step):
+    """Those of two links come in turn, with other messages between them."""
+    large = encode(Described(ULong(0x73), ["id"])) + encode(Described(ULong(0x75), bytes(range(256)) * 100))
+    first, second = parts_of(0, 1, large, 5), parts_of(1, 2, large, 4)
+    [small] = parts_of(2, 2, USUAL, 1)
+    data = b"".join((first[0], second[0], *first[1:3], *second[1:], small, *first[3:], *parts_of(3, 1, large, 2)))
+    peer = NativePeer()
+    pythons: list[Any] = []
+    peer.engine.on_unusual = lambda *told: pythons.append(told)  # type: ignore[method-assign]
+    for at in range(0, len(data), step):
+        peer.push(data[at : at + step])
+    taken = take_apart(large, want_message_id=True)
+    links = [event[1] for event in peer.events]
+    assert sorted(links) == ["link-1", "link-1", "link-2", "link-2"]
+    if step <= 100:  # else all come with one push, at the end of which one link is asked after the other
+        assert links == ["link-2", "link-2", "link-1", "link-1"]
+    assert [event[2] for event in peer.events if event[1] == "link-1"] == [taken, taken]
+    assert [event[2] for event in peer.events if event[1] == "link-2"] == [
+        taken,
+        take_apart(USUAL, want_message_id=True),
+    ]
+    assert not pythons
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_delivery_that_has_begun_goes_on_without_the_extensions_link(is_replaced):
+    peer = NativePeer()
+    frames = parts_of(0, 1, UNUSUAL, 3)
+    peer.push(frames[0] + frames[1])
+    link = peer.links[0]._link
+    if is_replaced:
+        peer.links.append(Gathered(peer, link))
+    else:
+        peer.engine.forget_native(link)
+    peer.push(frames[2] + b"".join(parts_of(1, 1, USUAL, 2)))
+    assert peer.events[0] == ("message", "link-1", UNUSUAL, False, False, 0)
+    assert as_taken(peer.events[1])[2] == take_apart(USUAL, want_message_id=True)
+    assert peer.engine.unfinished._held_bytes == 0
+
+
+def test_the_last_part_of_a_delivery_that_began_before_is_no_message():
+    """It looks like one."""
+    peer = NativePeer()
+    peer.engine.forget_native(link := peer.links[0]._link)
+    fields = [UInt(1), UInt(0), b"tag", UInt(0), False]
+    peer.push(performative(0, TRANSFER, [*fields, True], USUAL[:5]))
+    peer.links.append(Gathered(peer, link))
+    peer.push(performative(0, TRANSFER, [*fields, False], USUAL[5:]))
+    assert [as_taken(event)[2] for event in peer.events] == [take_apart(USUAL, want_message_id=True)]
+
+
 def test_messages_that_come_are_accepted_in_order():
     peer, reference = NativePeer(), Peer()
     told: list[Any] = []
@@ -477,6 +541,48 @@ def test_the_walk_finds_the_same_faults_in_dispositions(frame, changes):
             given_ = walk.feed(bytes(changed))
             ends.append((begun, given_, type(walk.error)))
     assert ends[0] == ends[1]
+
+
+FIELDS = [
+    st.sampled_from([UInt(1), UInt(0), None]),
+    st.sampled_from([UInt(7), UInt(300), UInt(0), None]),
+    st.sampled_from([b"tag", b"", bytes(40), None]),
+    st.sampled_from([UInt(0), UInt(BATCH_FORMAT), UInt(5), None]),
+    *[st.sampled_from([True, False, None])] * 2,
+    st.sampled_from([UByte(0), UByte(1), None]),
+    st.sampled_from([None, None, Described(ULong(ACCEPTED), []), Described(ULong(TRANSACTIONAL), [TRANSACTIONS[0]])]),
+    *[st.sampled_from([None, False, True])] * 3,
+]
+TRANSFERS = st.builds(
+    lambda fields, count: performative(0, TRANSFER, fields[:count], USUAL), st.tuples(*FIELDS), st.integers(1, 11)
+)
+CHANGES = st.lists(
+    st.tuples(st.integers(8, 50), st.one_of(st.integers(0, 255), st.sampled_from(b"@ABCERp\xa0\xc0\xd0"))), max_size=3
+)
+
+
+@settings(max_examples=1000)
+@given(st.lists(st.tuples(TRANSFERS, CHANGES), min_size=1, max_size=4), st.integers(1, 400))
+def test_the_walk_reads_transfers_alike(transfers, step):
+    data = bytearray()
+    for frame, changes in transfers:
+        changed = bytearray(frame)
+        for at, value in changes:
+            if at < len(changed):
+                changed[at] = value
+        data += changed
+    found = []
+    for with_c in (native, None):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(incoming_walk, "native", with_c)
+            walk = FrameWalk(65536)
+            walk.feed(b"".join(session("orders")[:4]) + attach(1))
+            each = [
+                (walk.feed(bytes(data[at : at + step])), walk.is_plain, list(walk.stops), type(walk.error))
+                for at in range(0, len(data), step)
+            ]
+            found.append((each, walk.translated.keys()))
+    assert found[0] == found[1]
 
 
 def test_an_accepted_disposition_in_a_transaction_is_passed_by():

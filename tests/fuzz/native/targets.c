@@ -68,7 +68,8 @@ static void frames(const uint8_t *data, size_t size) {
         if (transfer_read(data, size, &transfer)) {
             require(is_known && transfer.channel == channel && transfer.handle == handle);
             require(transfer.payload_at <= transfer.size && transfer.payload_at <= size);
-            require(transfer.tag >= data && transfer.tag + transfer.tag_bytes <= data + transfer.payload_at);
+            if (transfer.tag) require(transfer.tag >= data && transfer.tag + transfer.tag_bytes <= data + transfer.payload_at);
+            require(transfer.tag || !transfer.tag_bytes);
             const uint8_t *transaction = transfer.transaction;
             require(!transaction || transaction + TRANSACTION_BYTES <= data + transfer.payload_at);
         }
