@@ -6,6 +6,7 @@
 
 #define STAGED_BYTES (16 << 10) // given to proton at once
 #define PEEK_BYTES 1024         // taken from proton at once, at least
+#define KEPT_WRITTEN_BYTES (8 << 20)
 #define TRANSACTION_FIELDS_BYTES 64 // of a transactional-state with an outcome without fields, at most
 
 // Moves frames between a connection's socket and proton. Of usual transfers proton gets and writes the performatives
@@ -370,38 +371,43 @@ static PyObject *pump_push(PyObject *self, PyObject *arguments) {
 
 // -- output
 
+// What proton writes is in it during a pull. All pumps share it, as each pull ends before the next: memory that was
+// used before costs no page faults.
+static struct buffer written;
+
 // Take all frames that proton has written.
-static bool take_written(Pump *pump, struct buffer *written) {
+static bool take_written(Pump *pump) {
+    written.size = 0;
     for (;;) {
-        if (!buffer_reserve(written, PEEK_BYTES)) return false;
-        ssize_t size = proton.transport_peek(pump->transport, (char *)written->bytes + written->size,
-                                             written->capacity - written->size);
+        if (!buffer_reserve(&written, PEEK_BYTES)) return false;
+        ssize_t size = proton.transport_peek(pump->transport, (char *)written.bytes + written.size,
+                                             written.capacity - written.size);
         pump->finished = size < 0;
         if (size <= 0) return true;
         proton.transport_pop(pump->transport, (size_t)size);
-        written->size += (size_t)size;
+        written.size += (size_t)size;
     }
 }
 
 // Copy whole frames to `to`, with the payloads of transfers that an Outgoing has. Returns the size.
-static size_t copy_frames(Pump *pump, const struct buffer *written, uint8_t *to) {
+static size_t copy_frames(Pump *pump, uint8_t *to) {
     uint8_t *end = to;
     size_t at = 0, copied = 0;
-    while (written->size - at >= 8) {
-        const uint8_t *frame = written->bytes + at;
+    while (written.size - at >= 8) {
+        const uint8_t *frame = written.bytes + at;
         size_t size = memcmp(frame, "AMQP", 4) ? read_u32(frame) : 8;
         struct transfer transfer;
         at += size;
         if (!transfer_read(frame, size, &transfer) || transfer.payload_at != size || transfer.more) continue;
         Outgoing *outgoing = (Outgoing *)linked(&pump->outgoing_by_handle, key_of(transfer.channel, transfer.handle));
         if (!outgoing) continue;
-        end = write_bytes(end, written->bytes + copied, at - copied);
+        end = write_bytes(end, written.bytes + copied, at - copied);
         copied = at;
         size_t payload_bytes = outgoing_write(outgoing, transfer.tag, transfer.tag_bytes, end);
         write_u32(end - size, (uint32_t)(size + payload_bytes));
         end += payload_bytes;
     }
-    end = write_bytes(end, written->bytes + copied, written->size - copied);
+    end = write_bytes(end, written.bytes + copied, written.size - copied);
     return (size_t)(end - to);
 }
 
@@ -433,16 +439,15 @@ static void forget_ended(Pump *pump) {
 static PyObject *pump_pull(PyObject *self, PyObject *none) {
     (void)none;
     Pump *pump = (Pump *)self;
-    struct buffer written = {0};
     PyObject *output = NULL;
-    if (!take_written(pump, &written)) {
+    if (!take_written(pump)) {
         PyErr_NoMemory();
     } else {
         size_t queued = queued_bytes(&pump->outgoing_by_handle);
         output = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(written.size + queued));
         if (output) {
             size_t size = written.size;
-            if (queued) size = copy_frames(pump, &written, (uint8_t *)PyBytes_AsString(output));
+            if (queued) size = copy_frames(pump, (uint8_t *)PyBytes_AsString(output));
             else if (size) memcpy(PyBytes_AsString(output), written.bytes, size);
             if (size < written.size + queued) { // some deliveries wait for the session's window
                 PyObject *all = output;
@@ -453,7 +458,7 @@ static PyObject *pump_pull(PyObject *self, PyObject *none) {
         while (written.size && proton.collector_pop(pump->collector)) {} // of links on which was written
         forget_ended(pump);
     }
-    buffer_free(&written);
+    if (written.capacity > KEPT_WRITTEN_BYTES) buffer_free(&written);
     return output;
 }
 
