@@ -25,17 +25,16 @@ _AT_ONCE = (ctypes.c_long * 2)(0, 0)  # struct timespec
 
 
 class OneWrite:
-    """A buffer of `size_bytes` that a disk can read, and at most one write from it that is under way.
+    """A buffer of `size_bytes` that a disk can read, and at most one write that is under way.
 
-    `spare` is another one, for writes that are waited for; it takes memory only when it is used.
+    `spare` is another one, for small writes and for those that are waited for; it takes memory only when it is used.
 
     `descriptor` is an eventfd that is signalled when the write is done. Nobody needs to read it: with EPOLLET, each
     signal is an event. It is None if the machine has no asynchronous I/O for us, and then `begin` must not be called.
     """
 
     def __init__(self, size_bytes: int) -> None:
-        self._memory = mmap.mmap(-1, size_bytes)
-        self.view = memoryview(self._memory)
+        self.view = memoryview(mmap.mmap(-1, size_bytes))
         self.spare = memoryview(mmap.mmap(-1, size_bytes))
         self.descriptor: int | None = None
         numbers = _NUMBERS.get(platform.machine())
@@ -46,8 +45,6 @@ class OneWrite:
         if _syscall(setup, ctypes.c_long(1), ctypes.byref(self._context)) < 0:
             return  # the kernel has none, a sandbox forbids it, or all of fs.aio-max-nr is used
         self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._exported = ctypes.c_char.from_buffer(self._memory)
-        self._address = ctypes.addressof(self._exported)
         self._request = ctypes.create_string_buffer(64)
         self._event = ctypes.create_string_buffer(32)
         one = ctypes.c_long(1)
@@ -56,9 +53,9 @@ class OneWrite:
         self._look = get_events, self._context, one, one, self._event, ctypes.byref(_AT_ONCE)
         self._wait = get_events, self._context, one, one, self._event, None
 
-    def begin(self, descriptor: int, size_bytes: int, at: int) -> None:
-        """Begin to write the first bytes of the buffer, which must not change until `result`. Raises OSError."""
-        address, done = self._address, self.descriptor
+    def begin(self, descriptor: int, data: memoryview, at: int) -> None:
+        """Begin to write `data`, a part of a buffer, which must not change until `result`. Raises OSError."""
+        address, size_bytes, done = ctypes.addressof(ctypes.c_char.from_buffer(data)), len(data), self.descriptor
         _pack_request(
             self._request, 0, 0, 0, 0, _PWRITE, 0, descriptor, address, size_bytes, at, 0, _RESULT_TO_DESCRIPTOR, done
         )

@@ -86,20 +86,32 @@ class SegmentFile:
         size = (size + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES  # `padded`, once for each turn
         if size > BUFFER_BYTES:
             return self.write(at, parts)
-        data = self._fill(self._one_write.view, parts[:1] if is_filled else parts, size)
-        if size >= ASYNCHRONOUS_BYTES and self._direct and self._one_write.descriptor is not None:
+        data = self.fill(self._one_write.view, parts[:1] if is_filled else parts, size)
+        if size >= ASYNCHRONOUS_BYTES:
+            self.start(data, at)
+        else:
+            self._write_all(data, at)
+            self._sync()
+        return at + size
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Writes need not be waited for."""
+        return self._direct and self._one_write.descriptor is not None
+
+    def start(self, data: memoryview, at: int) -> None:
+        """Begin to write blocks that are in a buffer of `one_write`, as `begin` does, however few they are."""
+        if self.is_asynchronous:
             try:
-                self._one_write.begin(self._descriptor, size, at)
+                self._one_write.begin(self._descriptor, data, at)
             except OSError as error:
                 if error.errno not in (EAGAIN, EINVAL):  # the kernel has no room for it, or a disk cannot do it
                     raise
             else:
                 self._begun = data, at
-                return at + size
+                return
         self._write_all(data, at)
-        if not self._direct:
-            self._sync()
-        return at + size
+        self._sync()
 
     @property
     def is_writing(self) -> bool:
@@ -131,7 +143,7 @@ class SegmentFile:
         """As `begin`, and wait until it is on disk."""
         size = padded(sum(map(len, parts)))
         if size <= BUFFER_BYTES:
-            self._write_all(self._fill(self._one_write.spare, parts, size), at)
+            self._write_all(self.fill(self._one_write.spare, parts, size), at)
         else:
             self._write_in_pieces(at, parts)
         self._sync()
@@ -141,7 +153,7 @@ class SegmentFile:
         if not self._direct:
             os.fdatasync(self._descriptor)
 
-    def _fill(self, view: memoryview, parts: Sequence[bytes | memoryview], size_bytes: int) -> memoryview:
+    def fill(self, view: memoryview, parts: Sequence[bytes | memoryview], size_bytes: int) -> memoryview:
         """The buffer with the parts one after the other, and what is there up to `size_bytes`, BUFFER_BYTES at most."""
         at = 0
         for part in parts:
@@ -156,7 +168,7 @@ class SegmentFile:
         for whole in parts:
             part = memoryview(whole)
             while len(part) >= room:
-                self._write_all(self._fill(self._one_write.spare, [*gathered, part[:room]], BUFFER_BYTES), at)
+                self._write_all(self.fill(self._one_write.spare, [*gathered, part[:room]], BUFFER_BYTES), at)
                 at += BUFFER_BYTES
                 part = part[room:]
                 gathered, room = [], BUFFER_BYTES
@@ -164,7 +176,7 @@ class SegmentFile:
                 gathered.append(part)
                 room -= len(part)
         if gathered:
-            self._write_all(self._fill(self._one_write.spare, gathered, padded(BUFFER_BYTES - room)), at)
+            self._write_all(self.fill(self._one_write.spare, gathered, padded(BUFFER_BYTES - room)), at)
 
     def _write_all(self, data: memoryview, at: int) -> None:
         try:

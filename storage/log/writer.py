@@ -1,9 +1,11 @@
 """Writes frames to the segments of a log, one after the other, and keeps account of the segments.
 
 Segments whose frames are all in the tables are free and are used again. The frame that names the next segment is on
-disk before anything in that segment is overwritten, and it says what the segment's header says.
+disk before anything in that segment is overwritten, and it says what the segment's header says. The turn that comes
+first in a segment waits for both. If it is large, the process does not.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,12 +22,16 @@ from storage.log.frames import (
     TablesState,
     encode_header,
     encode_next,
+    padded,
 )
 from storage.log.reading import LogEnd
 from storage.log.segments import SegmentFile, prepare, segment_numbers, segment_path
 
 FREE_SEGMENTS = 2  # kept for use again; more are deleted
 FOLLOWED_FREE_SEGMENTS = 24  # while a follower is a second behind: a segment that is made anew makes turns wait
+# Before a smaller turn, the two small writes that begin a segment are waited for: three writes that are not, one after
+# the other, take longer, and there is less to do meanwhile.
+LARGE_TURN_BYTES = 1 << 20
 _TURN = Kind.TURN  # to look up a member of an enum takes as long as a call
 
 
@@ -78,9 +84,13 @@ class LogWriter:
             for number in segment_numbers(directory)
         ]
         self._kept: list[_Segment] = []  # those of them that only the follower needs
-        self._known_lsn = 0  # by the header of the newest segment the tables have all turns up to this
+        # The tables have all turns up to these, by the header of the newest segment, and by the newest that is on disk.
+        self._headers_lsn = self._known_lsn = 0
         self._preparing: int | None = None  # the number of the segment that somebody else makes
         self.is_writing = False  # the last turn may not be on disk yet
+        self._writing: SegmentFile | None = None  # the one that is written to now
+        self._waiting: deque[tuple[SegmentFile, memoryview, int]] = deque()  # blocks, and where they go after that
+        self._spare_used = 0  # bytes of the spare buffer that hold some of these
         self.lsn = tables.lsn
         self.tables = tables
         # Another process follows the log and needs the frames above this; None if nobody does. The caller sets it.
@@ -121,19 +131,43 @@ class LogWriter:
             current = self._used[-1]
             unused = 0
             # A frame larger than a segment gets one to itself.
+            is_filled = payload.obj is buffer.obj
             if current.at + len(payload) + 2 * BLOCK_BYTES > self._segment_bytes and not current.is_empty:
-                self._continue_in_next()
+                is_large = is_filled and len(payload) >= LARGE_TURN_BYTES and current.file.is_asynchronous
+                self._continue_in_next(is_waited_for=not is_large)
                 unused = max(0, self._segment_bytes - current.at)
                 current = self._used[-1]
             at = current.at
             frame = self._frame(_TURN, payload)
-            current.at = current.file.begin(at, frame, is_filled=payload.obj is buffer.obj)
-            self.is_writing = current.file.is_writing
+            self._writing = current.file
+            if self._waiting:
+                data = current.file.fill(buffer, frame[:1], padded(len(frame[0]) + len(payload)))
+                self._waiting.append((current.file, data, at))
+                current.at += len(data)
+                self._start_next()
+            else:
+                current.at = current.file.begin(at, frame, is_filled)
+            self.is_writing = self._writing.is_writing
             return unused + current.at - at
+
+    def _start_next(self) -> None:
+        """Write the blocks that wait, up to the first that need not be waited for."""
+        while self._waiting:
+            self._writing, data, at = self._waiting.popleft()
+            self._writing.start(data, at)
+            if self._writing.is_writing:
+                return
 
     def end_turn(self, wait: bool) -> None:
         """`wait` until the last turn is on disk, or only see whether it is: then nothing `is_writing`."""
-        self.is_writing = not self._used[-1].file.end(wait)
+        while self._writing is not None and self._writing.end(wait):
+            if not self._waiting:
+                self._writing = None
+                break
+            self._start_next()
+        self.is_writing = self._writing is not None
+        if not self.is_writing:
+            self._known_lsn = self._headers_lsn
 
     @property
     def descriptor(self) -> int | None:
@@ -145,23 +179,37 @@ class LogWriter:
         self.lsn = self._used[-1].last_lsn = lsn = self.lsn + 1
         return self._codec.head(kind, lsn, payload), payload
 
-    def _continue_in_next(self) -> None:
+    def _continue_in_next(self, is_waited_for: bool = True) -> None:
+        """Otherwise what is to be written waits, with the turn that comes next."""
         if not self._free:
             self._add_segment()
         segment = self._free.pop(0)
         current = self._used[-1]
+        self._spare_used = 0
         # A block, for which there is always room.
-        current.at = current.file.write(current.at, self._frame(Kind.NEXT, encode_next(segment.number, self.tables)))
-        self._begin(segment)
+        frame = self._frame(Kind.NEXT, encode_next(segment.number, self.tables))
+        current.at = self._write(current.file, current.at, frame, is_waited_for)
+        self._begin(segment, is_waited_for)
 
-    def _begin(self, segment: _Segment) -> None:
+    def _begin(self, segment: _Segment, is_waited_for: bool = True) -> None:
         """Make a free segment the current one."""
         segment.file.truncate(self._segment_bytes)
         header = encode_header(SegmentHeader(self._log_id, self._worker, self.lsn + 1, self.tables))
-        segment.at = segment.first_at = segment.file.write(0, (header,))
+        segment.at = segment.first_at = self._write(segment.file, 0, (header,), is_waited_for)
         segment.last_lsn = self.lsn
-        self._known_lsn = self.tables.lsn
+        self._headers_lsn = self.tables.lsn
+        if is_waited_for:
+            self._known_lsn = self._headers_lsn
         self._used.append(segment)
+
+    def _write(self, file: SegmentFile, at: int, parts: Sequence[bytes | memoryview], is_waited_for: bool) -> int:
+        if is_waited_for:
+            return file.write(at, parts)
+        size = padded(sum(map(len, parts)))
+        data = file.fill(self._one_write.spare[self._spare_used :], parts, size)
+        self._spare_used += size
+        self._waiting.append((file, data, at))
+        return at + size
 
     def _add_segment(self) -> None:
         """Make a segment whose blocks are there but were not written in advance, so that its first use is slower."""

@@ -133,7 +133,7 @@ def test_an_asynchronous_write_through_is_durable_when_its_event_was_taken_and_t
         "from storage.log.aio import OneWrite\n"
         "f = os.open('a', W); os.pwrite(f, b'1' * 8192, 0); os.fsync(f); os.fsync(here)\n"
         "g = os.open('a', os.O_RDWR | os.O_DIRECT | os.O_DSYNC); one = OneWrite(4096); one.view[:4096] = b'2' * 4096\n"
-        "one.begin(g, 4096, 4096); h = os.open('b', W); assert one.result(wait=True) == 4096",
+        "one.begin(g, one.view[:4096], 4096); h = os.open('b', W); assert one.result(wait=True) == 4096",
         tell=False,
     )
     kinds = [(record.kind, record.phase) for record in traced.records]

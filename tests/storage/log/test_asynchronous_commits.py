@@ -6,7 +6,7 @@ import select
 
 import pytest
 
-from storage.log import aio, segments
+from storage.log import aio, segments, writer
 from storage.log.aio import OneWrite
 from storage.log.commit_log import LogLimits
 from storage.log.frames import BUFFER_BYTES
@@ -178,8 +178,10 @@ def test_aborting_keeps_what_is_being_committed(tmp_path):
     crash(log)
 
 
-def test_segments_follow_each_other_while_all_commits_are_asynchronous(monkeypatch, tmp_path):
+@pytest.mark.parametrize("large_turn_bytes", [0, MIB])
+def test_segments_follow_each_other_while_all_commits_are_asynchronous(monkeypatch, tmp_path, large_turn_bytes):
     monkeypatch.setattr(segments, "ASYNCHRONOUS_BYTES", 0)
+    monkeypatch.setattr(writer, "LARGE_TURN_BYTES", large_turn_bytes)
     log = open_log(tmp_path, limits=LogLimits(MIB, 64 * MIB))
     for number in range(100):
         log.stores[0].put(Table.MESSAGES, number.to_bytes(4, "big"), LARGE)
@@ -188,3 +190,27 @@ def test_segments_follow_each_other_while_all_commits_are_asynchronous(monkeypat
     crash(log)
     with open_tables(tmp_path, 0) as tables:
         assert tables.record_count(Table.MESSAGES) == 100
+
+
+def test_a_worker_goes_on_while_a_segment_begins(monkeypatch, tmp_path):
+    """The frame that names it, its header and its first turn are written one after the other."""
+    monkeypatch.setattr(writer, "LARGE_TURN_BYTES", 0)
+    log = open_log(tmp_path, limits=LogLimits(MIB, 64 * MIB))
+    log._look_at_bytes = 1 << 60  # there is no checkpoint, which waits for the commit before
+    begun: list[int] = []
+    original = OneWrite.begin
+    monkeypatch.setattr(OneWrite, "begin", lambda *to: (begun.append(to[3]), original(*to)))
+    monkeypatch.setattr(SegmentFile, "write", lambda *_: pytest.fail("it waits"))
+    numbers = 0
+    while len(begun) == numbers:  # a turn of one write
+        log.stores[0].put(Table.MESSAGES, numbers.to_bytes(4, "big"), LARGE)
+        assert log.begin_commit(numbers)
+        assert log.is_committing
+        numbers += 1
+        while log.is_committing:
+            log.end_commit(wait=False)
+    assert begun[-2:] == [0, 4096], "the header, and the turn"
+    assert numbers > 2
+    crash(log)
+    with open_tables(tmp_path, 0) as tables:
+        assert tables.record_count(Table.MESSAGES) == numbers

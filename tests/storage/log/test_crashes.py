@@ -20,6 +20,7 @@ PARTITIONS = (0, 1, 2)
 SELDOM = frozenset({2})
 STEPS = [  # all that changes what is on the disk
     (SegmentFile, "begin"),
+    (SegmentFile, "start"),
     (SegmentFile, "end"),
     (SegmentFile, "write"),
     (SegmentFile, "truncate"),
@@ -115,6 +116,7 @@ def tmp_path(tmp_path):
 
 @pytest.fixture
 def killer(monkeypatch):
+    monkeypatch.setattr(writer, "LARGE_TURN_BYTES", 0)
     monkeypatch.setattr(segments, "ASYNCHRONOUS_BYTES", 0)  # so that there are kills between the begin and the end
     return Killer(monkeypatch)
 

@@ -147,7 +147,9 @@ def test_a_short_write_is_finished_or_is_an_error(monkeypatch, tmp_path, is_asyn
         patch.setattr(segments, "os", _Short(4096))
         patch.setattr(segments, "ASYNCHRONOUS_BYTES", 0 if is_asynchronous else 1 << 30)
         original = OneWrite.begin
-        patch.setattr(OneWrite, "begin", lambda self, *at: original(self, at[0], at[1] // 2 // 512 * 512, at[2]))
+        patch.setattr(
+            OneWrite, "begin", lambda self, to, data, at: original(self, to, data[: len(data) // 2 // 512 * 512], at)
+        )
         for _ in range(5):
             turns.turn(log.stores, log.commit)
         patch.setattr(segments, "os", _Short(0))
