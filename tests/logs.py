@@ -110,6 +110,7 @@ class InMemory:
     """In place of a worker's log: its one store is in memory."""
 
     lost_segments = 0
+    together_bytes = 4 << 20
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -14,11 +14,9 @@ from broker.metrics import WorkerMetrics
 
 T = TypeVar("T")
 
-# A commit takes no further turn when it has so many, or when so many bytes have come for it: the checkpointer's syncs
-# make some writes of the log take several times as long as others. More turns bring nothing, and larger frames need
-# memory.
+# A commit takes no further turn when it has so many: the checkpointer's syncs make some writes of the log take several
+# times as long as others, but more turns bring nothing.
 TURNS_TOGETHER = 4
-BYTES_TOGETHER = 4 << 20
 
 
 class _Applied(NamedTuple):
@@ -30,13 +28,12 @@ class _Applied(NamedTuple):
     now_ms: int  # of the last of them
     turns: int
 
-    @property
-    def are_enough(self) -> bool:
-        return self.turns >= TURNS_TOGETHER or self.came_bytes >= BYTES_TOGETHER
-
 
 class TurnLog(Protocol):
     """What makes turns durable: see `storage.log.commit_log.CommitLog`."""
+
+    @property
+    def together_bytes(self) -> int: ...
 
     @property
     def is_committing(self) -> bool: ...
@@ -62,7 +59,14 @@ class Commits(Generic[T]):
     @property
     def must_wait(self) -> bool:
         """No further turn goes into the next commit, and the disk is not done with this one: `go_on` waits for it."""
-        return self._applied is not None and self._applied.are_enough and self._log.is_committing
+        return self._has_enough and self._log.is_committing
+
+    @property
+    def _has_enough(self) -> bool:
+        applied = self._applied
+        return applied is not None and (
+            applied.turns >= TURNS_TOGETHER or applied.came_bytes >= self._log.together_bytes
+        )
 
     def end_turn(self, began: float, messages: int, came_bytes: int, now_ms: int) -> None:
         """A turn was applied, which began at `began` of time.monotonic. Commit it, with those that wait.
@@ -81,7 +85,7 @@ class Commits(Generic[T]):
     def go_on(self) -> None:
         """Begin the commit of the turns that wait, or let one more join them. Raises StoreError."""
         if self._applied is not None:
-            if self._applied.are_enough:
+            if self._has_enough:
                 self._end()
             self._begin_if_free()
 

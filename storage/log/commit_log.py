@@ -226,6 +226,11 @@ class CommitLog:
         return True
 
     @property
+    def together_bytes(self) -> int:
+        """A commit of so many bytes takes no further turns: a frame that is larger than a segment needs new blocks."""
+        return self._limits.segment_bytes // 2
+
+    @property
     def is_committing(self) -> bool:
         """A commit was begun and is not on disk yet."""
         return self._writer.is_writing

@@ -45,6 +45,7 @@ class Turns:
     is_committing = False
 
     lost_segments = 0
+    together_bytes = 4 << 20
 
     def __init__(self, stores: Sequence[MemoryStore]) -> None:
         self._stores = stores

@@ -4,11 +4,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.metrics import WorkerMetrics
-from broker.worker.commits import BYTES_TOGETHER, TURNS_TOGETHER, Commits
+from broker.worker.commits import TURNS_TOGETHER, Commits
+
+BYTES_TOGETHER = 1000
 
 
 class Log:
     """Commits what the turns have staged: at once, or when it is waited for or asked."""
+
+    together_bytes = BYTES_TOGETHER
 
     def __init__(self):
         self.staged = []
