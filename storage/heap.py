@@ -3,8 +3,8 @@
 import ctypes
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
-KEPT_BYTES = 64 << 20  # at the end of the heap
-MAPPED_BYTES = 32 << 20  # an allocation of so much is given back when it is freed; the most that glibc takes
+KEPT_BYTES = 32 << 20  # at the end of the heap
+MAPPED_BYTES = 8 << 20  # an allocation of so much is given back when it is freed
 
 
 def keep_freed() -> None:
