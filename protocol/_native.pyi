@@ -316,7 +316,7 @@ class Outgoing:
         numbers: int | bytes,
         delivery_count: int,
         locked_until_ms: int | None,
-        max_frame_bytes: int,
+        pump: Pump,
     ) -> int | None:
         """Send `count` messages of the run from offset `at` on, with consecutive tokens.
 
@@ -379,10 +379,6 @@ class Pump:
     """Moves frames between a connection's bytes and proton, with the links that were added."""
 
     def __init__(self, transport: int, collector: int, engine: Events) -> None: ...
-    @property
-    def max_frame_bytes(self) -> int:
-        """Of the peer; 0 is no limit."""
-
     @property
     def finished(self) -> bool:
         """True if nothing will be written any more, as of the last `pull`."""

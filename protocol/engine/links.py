@@ -390,9 +390,7 @@ class Link:
         if outgoing is None or self.own_handle is None:
             return False
         pump.add(outgoing, *self.own_handle)
-        size_bytes = outgoing.deliver(
-            run, 0, count, token, numbers, delivery_count, locked_until_ms, pump.max_frame_bytes
-        )
+        size_bytes = outgoing.deliver(run, 0, count, token, numbers, delivery_count, locked_until_ms, pump)
         if size_bytes is None:
             return False
         if self.known_credit is not None:

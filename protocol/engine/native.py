@@ -6,7 +6,7 @@ It takes whole messages from bytes to bytes, and declines what it does not know,
 import os
 from typing import Any, Final
 
-from protocol.engine.proton import Pointer, ffi, lib
+from protocol.engine.proton import Pointer, address_in_library, ffi, lib
 from protocol.extension import extension
 
 # Signatures in `protocol/native/proton.h`, as cffi writes them.
@@ -26,6 +26,8 @@ _SIGNATURES: Final = {
     "delivery_partial": "_Bool(*)(struct pn_delivery_t *)",
     "link_current": "struct pn_delivery_t *(*)(struct pn_link_t *)",
     "link_advance": "_Bool(*)(struct pn_link_t *)",
+    "link_session": "struct pn_session_t *(*)(struct pn_link_t *)",
+    "link_send": "ssize_t(*)(struct pn_link_t *, char *, size_t)",
     "delivery": "struct pn_delivery_t *(*)(struct pn_link_t *, struct pn_bytes_t)",
     "delivery_tag": "struct pn_bytes_t(*)(struct pn_delivery_t *)",
     "delivery_local": "struct pn_disposition_t *(*)(struct pn_delivery_t *)",
@@ -37,6 +39,7 @@ _SIGNATURES: Final = {
     "delivery_update": "void(*)(struct pn_delivery_t *, uint64_t)",
     "delivery_settle": "void(*)(struct pn_delivery_t *)",
 }
+_WINDOW: Final = "pn_session_remote_incoming_window"  # uint32_t(*)(pn_session_t *), which cffi does not know
 _DELIVERY_EVENT: Final = 28
 
 
@@ -60,6 +63,7 @@ def _functions() -> dict[str, int]:
         if ffi.typeof(function).cname != signature:
             raise ImportError(f"pn_{name} of this proton is {ffi.typeof(function).cname}, not {signature}")
         functions[f"pn_{name}"] = address_of(ffi.addressof(lib, f"pn_{name}"))
+    functions[_WINDOW] = address_in_library(_WINDOW)
     if _DELIVERY_EVENT != lib.PN_DELIVERY:
         raise ImportError("this proton has other numbers of events")
     return functions

@@ -5,9 +5,11 @@ version. Proton's Python classes cost ten times as much as the engine they wrap,
 of `lib`.
 """
 
+import ctypes
 import threading
 from typing import Any
 
+import cproton_ffi
 from cproton_ffi import ffi as ffi
 from cproton_ffi import lib as lib
 
@@ -28,6 +30,15 @@ class _Scratch(threading.local):
 
 
 scratch = _Scratch()
+
+
+def address_in_library(name: str) -> int:
+    """The address of a function that the library has, and `lib` has not. Raises ImportError."""
+    try:
+        function = getattr(ctypes.CDLL(cproton_ffi.__file__), name)
+    except AttributeError:
+        raise ImportError(f"this proton has no {name}") from None
+    return int(ctypes.cast(function, ctypes.c_void_p).value or 0)
 
 
 def text_of(pointer: Pointer) -> str:

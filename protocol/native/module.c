@@ -13,7 +13,7 @@
 #include <stdlib.h>
 
 struct proton proton;
-PyObject *incoming_type, *outgoing_type;
+PyObject *incoming_type, *outgoing_type, *pump_type;
 
 // setup(functions, message_id_prefix): `functions` are addresses by name.
 static PyObject *setup(PyObject *module, PyObject *arguments) {
@@ -171,7 +171,7 @@ static int add_type(PyObject *module, PyType_Spec *spec, const char *name, PyObj
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "protocol._native", NULL, -1, methods, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__native(void) {
-    PyObject *module = PyModule_Create(&definition), *pump_type, *columns_type;
+    PyObject *module = PyModule_Create(&definition), *columns_type;
     if (!module) return NULL;
     if (add_type(module, &incoming_spec, "Incoming", &incoming_type) < 0 ||
         add_type(module, &outgoing_spec, "Outgoing", &outgoing_type) < 0 ||

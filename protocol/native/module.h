@@ -55,7 +55,16 @@ struct part {
     PyObject *numbers; // sequence numbers of 8 bytes each; NULL if they are consecutive
     size_t number_at;  // of the next one
     uint8_t token[16]; // of the next delivery
+    size_t frame_bytes; // of a message that a frame with further ones behind it has
     struct delivery delivery;
+};
+
+// A message that takes several frames, of which some are written.
+struct large {
+    struct buffer head; // what is not as in the record; empty between messages
+    const uint8_t *rest;
+    size_t rest_bytes;
+    size_t at; // of the next byte
 };
 
 // Tokens that follow one another.
@@ -80,6 +89,7 @@ typedef struct {
     uint64_t sent_count;
     struct ring parts;
     size_t queued_bytes; // of the messages in `parts`
+    struct large large;  // the one of them whose frames are being written, if it needs several
     struct buffer accepted; // struct tokens: accepted deliveries that have gathered
     size_t count;        // of them
     bool is_quiet;       // the peer has settled these, so that it gets no answer
@@ -89,7 +99,7 @@ typedef struct {
     struct buffer lines; // struct line
 } Outgoing;
 
-extern PyObject *incoming_type, *outgoing_type; // set when the module is made, like these:
+extern PyObject *incoming_type, *outgoing_type, *pump_type; // set when the module is made, like these:
 extern PyType_Spec incoming_spec, outgoing_spec, pump_spec;
 
 extern uint8_t message_id_prefix[18];
@@ -108,9 +118,15 @@ PyObject *settle_all(PyObject *module, PyObject *arguments);
 // Note an accepted outcome: -1 with an exception. `transaction` is the id of its transaction, or NULL.
 int outgoing_accepted(Outgoing *outgoing, void *delivery, bool settled, const uint8_t *transaction);
 
-// Write the message of the delivery with this tag, if it is the next one in `parts`: its size, or 0. `to` has room for
-// `queued_bytes`.
-size_t outgoing_write(Outgoing *outgoing, const uint8_t *tag, size_t tag_bytes, uint8_t *to);
+// True if the delivery with this tag is the next one in `parts`.
+bool outgoing_is_next(Outgoing *outgoing, const uint8_t *tag, size_t tag_bytes);
+// Write the message of the next delivery, or what a frame of it has if `more` frames follow. Returns the size, 0 if there
+// is no memory. `to` has room for `queued_bytes`.
+size_t outgoing_write(Outgoing *outgoing, bool more, uint8_t *to);
+
+// Let proton write what it can now, ahead of the next pull: -1 with an exception.
+int pump_write(PyObject *pump);
+uint32_t pump_max_frame(PyObject *pump); // of the peer; 0 is no limit
 
 static inline void *pointer_of(unsigned long long address) { return (void *)(uintptr_t)address; }
 static inline unsigned long long address_of(const void *pointer) { return (unsigned long long)(uintptr_t)pointer; }

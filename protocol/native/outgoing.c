@@ -47,29 +47,72 @@ static void lines_clear(Outgoing *outgoing) {
 
 static void parts_clear(Outgoing *outgoing) {
     while (outgoing->parts.count) pop_part(outgoing);
+    buffer_free(&outgoing->large.head);
     outgoing->queued_bytes = 0;
 }
 
-size_t outgoing_write(Outgoing *outgoing, const uint8_t *tag, size_t tag_bytes, uint8_t *to) {
-    if (!outgoing->parts.count || tag_bytes != TOKEN_BYTES) return 0;
-    struct part *part = ring_at(&outgoing->parts, 0);
-    if (memcmp(part->token, tag, TOKEN_BYTES)) return 0;
+bool outgoing_is_next(Outgoing *outgoing, const uint8_t *tag, size_t tag_bytes) {
+    if (!outgoing->parts.count || tag_bytes != TOKEN_BYTES) return false;
+    return !memcmp(((struct part *)ring_at(&outgoing->parts, 0))->token, tag, TOKEN_BYTES);
+}
+
+// The record of the next delivery, with its size. What is different in each delivery of the part is set.
+static const uint8_t *next_record(struct part *part, size_t *bytes) {
     const uint8_t *run = (const uint8_t *)PyBytes_AsString(part->run);
-    size_t bytes = run_next(run, SIZE_MAX / 2, &part->at); // `deliver` has checked the run
+    *bytes = run_next(run, SIZE_MAX / 2, &part->at); // `deliver` has checked the run
     lock_token_of(part->token, part->delivery.lock_token);
     if (part->numbers) {
         part->delivery.sequence_number = read_u64((const uint8_t *)PyBytes_AsString(part->numbers) + part->number_at);
         part->number_at += NUMBER_BYTES;
     }
     const uint8_t *record = run + part->at;
-    size_t written = (size_t)(record_render(record, bytes, &part->delivery, to) - to);
-    part->at += bytes;
+    part->at += *bytes;
+    return record;
+}
+
+static void forget_delivery(Outgoing *outgoing, struct part *part) {
     part->delivery.sequence_number++;
     next_token(part->token);
-    outgoing->queued_bytes -= written;
     if (--part->left == 0) pop_part(outgoing);
+}
+
+static bool begin_large(struct large *large, struct part *part) {
+    size_t bytes;
+    const uint8_t *record = next_record(part, &bytes);
+    if (!buffer_reserve(&large->head, record_rendered_bytes(record, bytes, part->delivery.locked))) return false;
+    uint8_t *end = record_render_head(record, bytes, &part->delivery, large->head.bytes, &large->rest, &large->rest_bytes);
+    large->head.size = (size_t)(end - large->head.bytes);
+    large->at = 0;
+    return true;
+}
+
+size_t outgoing_write(Outgoing *outgoing, bool more, uint8_t *to) {
+    struct part *part = ring_at(&outgoing->parts, 0);
+    struct large *large = &outgoing->large;
+    size_t written;
+    if (more || large->head.size) {
+        if (!large->head.size && !begin_large(large, part)) return 0;
+        size_t head_bytes = large->at < large->head.size ? large->head.size - large->at : 0;
+        size_t left = head_bytes + large->rest_bytes;
+        written = more && part->frame_bytes < left ? part->frame_bytes : left;
+        if (head_bytes > written) head_bytes = written;
+        to = write_bytes(to, large->head.bytes + large->at, head_bytes);
+        write_bytes(to, large->rest, written - head_bytes);
+        large->at += head_bytes;
+        large->rest += written - head_bytes;
+        large->rest_bytes -= written - head_bytes;
+        if (!more) large->head.size = 0;
+    } else {
+        size_t bytes;
+        const uint8_t *record = next_record(part, &bytes);
+        written = (size_t)(record_render(record, bytes, &part->delivery, to) - to);
+    }
+    outgoing->queued_bytes -= written;
+    if (!more) forget_delivery(outgoing, part);
     return written;
 }
+
+static size_t frames_of(size_t bytes, size_t frame_bytes) { return bytes / frame_bytes + (bytes % frame_bytes != 0); }
 
 // Keep an accepted delivery until its answer comes: false if there is no memory.
 static bool keep_accepted(Outgoing *outgoing, void *delivery, const uint8_t *token) {
@@ -169,57 +212,87 @@ static void outgoing_dealloc(PyObject *self) {
     Py_DECREF(type);
 }
 
-// deliver(run, at, count, token, numbers, delivery_count, locked_until_ms, max_frame_bytes)
+// What proton is given of a message that takes several frames: it writes a transfer for each byte.
+static int send_large(Outgoing *outgoing, PyObject *pump, size_t frames) {
+    for (; frames > 1; frames--)
+        if (proton.link_send(outgoing->link, "", 1) != 1 || pump_write(pump) < 0) return -1;
+    return proton.link_send(outgoing->link, "", 1) == 1 ? 0 : -1;
+}
+
+// True if the peer's session takes so many frames now. All that was sent before is written then.
+static bool has_window(Outgoing *outgoing, PyObject *pump, size_t frames) {
+    void *session = proton.link_session(outgoing->link);
+    return pump_write(pump) == 0 && proton.session_remote_incoming_window(session) >= frames;
+}
+
+// deliver(run, at, count, token, numbers, delivery_count, locked_until_ms, pump)
 static PyObject *outgoing_deliver(PyObject *self, PyObject *arguments) {
     Outgoing *outgoing = (Outgoing *)self;
-    PyObject *run, *numbers, *locked_until;
+    PyObject *run, *numbers, *locked_until, *pump;
     Py_ssize_t at, count, token_bytes;
     const char *token;
     unsigned long long sequence_number = 0;
-    unsigned int delivery_count, max_frame_bytes;
-    if (!PyArg_ParseTuple(arguments, "Snny#OIOI", &run, &at, &count, &token, &token_bytes, &numbers, &delivery_count,
-                          &locked_until, &max_frame_bytes))
+    unsigned int delivery_count;
+    if (!PyArg_ParseTuple(arguments, "Snny#OIOO!", &run, &at, &count, &token, &token_bytes, &numbers, &delivery_count,
+                          &locked_until, pump_type, &pump))
         return NULL;
     bool are_consecutive = !PyBytes_Check(numbers);
     if (are_consecutive) sequence_number = PyLong_AsUnsignedLongLong(numbers);
     if (PyErr_Occurred()) return NULL;
     const uint8_t *bytes = (const uint8_t *)PyBytes_AsString(run);
-    size_t size = (size_t)PyBytes_Size(run), end = (size_t)at, queued_bytes = 0;
+    size_t size = (size_t)PyBytes_Size(run), end = (size_t)at, queued_bytes = 0, frames = 0;
     if (at < 0 || count <= 0 || (size_t)at > size || token_bytes != TOKEN_BYTES ||
         (!are_consecutive && PyBytes_Size(numbers) / NUMBER_BYTES < count)) {
         PyErr_SetString(PyExc_ValueError, "no such messages");
         return NULL;
     }
-    size_t largest = max_frame_bytes ? max_frame_bytes : SIZE_MAX;
+    uint32_t largest = pump_max_frame(pump);
+    size_t frame_bytes = largest ? (largest > PERFORMATIVE_BYTES ? largest - PERFORMATIVE_BYTES : 0) : SIZE_MAX;
+    bool locked = locked_until != Py_None;
     for (Py_ssize_t left = count; left; left--) {
         size_t record_bytes = run_next(bytes, size, &end);
-        if (!record_bytes || !record_is_usual(bytes + end, record_bytes)) Py_RETURN_NONE;
-        size_t rendered_bytes = record_rendered_bytes(bytes + end, record_bytes, locked_until != Py_None);
-        if (rendered_bytes + PERFORMATIVE_BYTES > largest) Py_RETURN_NONE;
+        if (!record_bytes || !record_is_usual(bytes + end, record_bytes) || !frame_bytes) Py_RETURN_NONE;
+        size_t rendered_bytes = record_rendered_bytes(bytes + end, record_bytes, locked);
+        frames += frames_of(rendered_bytes, frame_bytes);
         queued_bytes += rendered_bytes;
         end += record_bytes;
     }
+    // Of a message that was settled before it was sent, each transfer would have to say so.
+    if (frames > (size_t)count && (outgoing->settled || !has_window(outgoing, pump, frames))) {
+        if (PyErr_Occurred()) return NULL;
+        Py_RETURN_NONE;
+    }
     struct part *part = ring_push(&outgoing->parts);
     if (!part) return PyErr_NoMemory();
-    *part = (struct part){.run = Py_NewRef(run), .at = (size_t)at, .left = (size_t)count};
+    *part = (struct part){.run = Py_NewRef(run), .at = (size_t)at, .left = (size_t)count, .frame_bytes = frame_bytes};
     if (!are_consecutive) part->numbers = Py_NewRef(numbers);
     memcpy(part->token, token, TOKEN_BYTES);
     part->delivery.sequence_number = sequence_number;
     part->delivery.delivery_count = delivery_count;
-    part->delivery.locked = locked_until != Py_None;
-    if (part->delivery.locked) {
+    part->delivery.locked = locked;
+    if (locked) {
         part->delivery.locked_until_ms = (uint64_t)PyLong_AsLongLong(locked_until);
         if (PyErr_Occurred()) return NULL;
     }
     outgoing->queued_bytes += queued_bytes;
     uint8_t tag[TOKEN_BYTES];
     memcpy(tag, token, TOKEN_BYTES);
+    size_t next = (size_t)at;
     for (; count; count--) {
+        size_t record_bytes = run_next(bytes, size, &next);
+        size_t needed = frames_of(record_rendered_bytes(bytes + next, record_bytes, locked), frame_bytes);
+        next += record_bytes;
         void *delivery = proton.delivery(outgoing->link, (struct pn_bytes){TOKEN_BYTES, (const char *)tag});
         if (!delivery) return PyErr_NoMemory();
+        if (needed > 1 && send_large(outgoing, pump, needed) < 0) {
+            if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "proton takes no bytes of a delivery");
+            return NULL;
+        }
         if (outgoing->settled) proton.delivery_settle(delivery);
         else if (!map_put(&outgoing->sent, address_of(delivery), ++outgoing->sent_count)) return PyErr_NoMemory();
         proton.link_advance(outgoing->link);
+        // The credit might be taken back before the last transfer.
+        if (needed > 1 && pump_write(pump) < 0) return NULL;
         next_token(tag);
     }
     return PyLong_FromSize_t(end);

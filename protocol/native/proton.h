@@ -29,6 +29,9 @@ struct pn_bytes {
     F(bool, delivery_partial, (void *))                         \
     F(void *, link_current, (void *))                           \
     F(bool, link_advance, (void *))                             \
+    F(void *, link_session, (void *))                           \
+    F(ssize_t, link_send, (void *, const char *, size_t))       \
+    F(uint32_t, session_remote_incoming_window, (void *))       \
     F(void *, delivery, (void *, struct pn_bytes))              \
     F(struct pn_bytes, delivery_tag, (void *))                  \
     F(void *, delivery_local, (void *))                         \

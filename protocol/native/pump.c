@@ -22,7 +22,9 @@ typedef struct {
     struct buffer staged;        // for proton
     struct ring payloads;        // of the transfers in `staged`
     void *part_link;             // the link of the part that is given to proton now, if one is
+    struct buffer ahead;         // what proton has written since the last pull
     struct ring ended;           // Outgoings that were removed, and whose last transfers proton writes next
+    bool dispatching;            // an event is being handled, which is popped then
     bool finished;
 } Pump;
 
@@ -123,7 +125,7 @@ static int told(Pump *pump, Outgoing *outgoing, void *delivery) {
     return call_engine(pump);
 }
 
-static int dispatch(Pump *pump) {
+static int handle_events(Pump *pump) {
     void *event;
     while ((event = proton.collector_peek(pump->collector))) {
         int result;
@@ -142,6 +144,18 @@ static int dispatch(Pump *pump) {
         if (result < 0) return -1;
     }
     return 0;
+}
+
+static int dispatch(Pump *pump) {
+    pump->dispatching = true;
+    int result = handle_events(pump);
+    pump->dispatching = false;
+    return result;
+}
+
+// Forget events of links on which was written, which nobody needs.
+static void forget_events(Pump *pump) {
+    while (!pump->dispatching && proton.collector_pop(pump->collector)) {}
 }
 
 static PyObject *pump_dispatch(PyObject *self, PyObject *none) {
@@ -375,21 +389,47 @@ static PyObject *pump_push(PyObject *self, PyObject *arguments) {
 // used before costs no page faults.
 static struct buffer written;
 
-// Take all frames that proton has written.
-static bool take_written(Pump *pump) {
-    written.size = 0;
+// Add all frames that proton has written to `frames`.
+static bool take_written(Pump *pump, struct buffer *frames) {
     for (;;) {
-        if (!buffer_reserve(&written, PEEK_BYTES)) return false;
-        ssize_t size = proton.transport_peek(pump->transport, (char *)written.bytes + written.size,
-                                             written.capacity - written.size);
+        if (!buffer_reserve(frames, PEEK_BYTES)) return false;
+        ssize_t size = proton.transport_peek(pump->transport, (char *)frames->bytes + frames->size,
+                                             frames->capacity - frames->size);
         pump->finished = size < 0;
         if (size <= 0) return true;
         proton.transport_pop(pump->transport, (size_t)size);
-        written.size += (size_t)size;
+        frames->size += (size_t)size;
     }
 }
 
-// Copy whole frames to `to`, with the payloads of transfers that an Outgoing has. Returns the size.
+// As `take_written`, behind those that were taken ahead.
+static bool take_all(Pump *pump) {
+    struct buffer *ahead = &pump->ahead;
+    written.size = 0;
+    if (ahead->size) {
+        if (!buffer_reserve(&written, ahead->size)) return false;
+        write_bytes(written.bytes, ahead->bytes, ahead->size);
+        written.size = ahead->size;
+        buffer_free(ahead);
+    }
+    return take_written(pump, &written);
+}
+
+int pump_write(PyObject *pump) {
+    struct buffer *ahead = &((Pump *)pump)->ahead;
+    size_t size = ahead->size;
+    if (!take_written((Pump *)pump, ahead)) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    if (ahead->size > size) forget_events((Pump *)pump);
+    return 0;
+}
+
+uint32_t pump_max_frame(PyObject *pump) { return proton.transport_get_remote_max_frame(((Pump *)pump)->transport); }
+
+// Copy whole frames to `to`, with the payloads of transfers that an Outgoing has: in these, proton has written nothing,
+// or a byte if there are several of a delivery. Returns the size; SIZE_MAX if there is no memory.
 static size_t copy_frames(Pump *pump, uint8_t *to) {
     uint8_t *end = to;
     size_t at = 0, copied = 0;
@@ -398,13 +438,14 @@ static size_t copy_frames(Pump *pump, uint8_t *to) {
         size_t size = memcmp(frame, "AMQP", 4) ? read_u32(frame) : 8;
         struct transfer transfer;
         at += size;
-        if (!transfer_read(frame, size, &transfer) || transfer.payload_at != size || transfer.more) continue;
+        if (!transfer_read(frame, size, &transfer) || size - transfer.payload_at > 1) continue;
         Outgoing *outgoing = (Outgoing *)linked(&pump->outgoing_by_handle, key_of(transfer.channel, transfer.handle));
-        if (!outgoing) continue;
-        end = write_bytes(end, written.bytes + copied, at - copied);
+        if (!outgoing || !outgoing_is_next(outgoing, transfer.tag, transfer.tag_bytes)) continue;
+        end = write_bytes(end, written.bytes + copied, at - size + transfer.payload_at - copied);
         copied = at;
-        size_t payload_bytes = outgoing_write(outgoing, transfer.tag, transfer.tag_bytes, end);
-        write_u32(end - size, (uint32_t)(size + payload_bytes));
+        size_t payload_bytes = outgoing_write(outgoing, transfer.more, end);
+        if (!payload_bytes) return SIZE_MAX;
+        write_u32(end - transfer.payload_at, (uint32_t)(transfer.payload_at + payload_bytes));
         end += payload_bytes;
     }
     end = write_bytes(end, written.bytes + copied, written.size - copied);
@@ -440,7 +481,7 @@ static PyObject *pump_pull(PyObject *self, PyObject *none) {
     (void)none;
     Pump *pump = (Pump *)self;
     PyObject *output = NULL;
-    if (!take_written(pump)) {
+    if (!take_all(pump)) {
         PyErr_NoMemory();
     } else {
         size_t queued = queued_bytes(&pump->outgoing_by_handle);
@@ -449,13 +490,16 @@ static PyObject *pump_pull(PyObject *self, PyObject *none) {
             size_t size = written.size;
             if (queued) size = copy_frames(pump, (uint8_t *)PyBytes_AsString(output));
             else if (size) memcpy(PyBytes_AsString(output), written.bytes, size);
-            if (size < written.size + queued) { // some deliveries wait for the session's window
+            if (size == SIZE_MAX) {
+                Py_CLEAR(output);
+                PyErr_NoMemory();
+            } else if (size < written.size + queued) { // some deliveries wait for the session's window
                 PyObject *all = output;
                 output = PyBytes_FromStringAndSize(PyBytes_AsString(all), (Py_ssize_t)size);
                 Py_DECREF(all);
             }
         }
-        while (written.size && proton.collector_pop(pump->collector)) {} // of links on which was written
+        if (written.size) forget_events(pump);
         forget_ended(pump);
     }
     if (written.capacity > KEPT_WRITTEN_BYTES) buffer_free(&written);
@@ -539,6 +583,7 @@ static void pump_dealloc(PyObject *self) {
     pump_clear(self);
     buffer_free(&pump->partial);
     buffer_free(&pump->staged);
+    buffer_free(&pump->ahead);
     ring_free(&pump->payloads);
     ring_free(&pump->ended);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
@@ -559,18 +604,12 @@ static int pump_init(PyObject *self, PyObject *arguments, PyObject *keywords) {
     return 0;
 }
 
-static PyObject *pump_max_frame_bytes(PyObject *self, void *closure) {
-    (void)closure;
-    return PyLong_FromUnsignedLong(proton.transport_get_remote_max_frame(((Pump *)self)->transport));
-}
-
 static PyObject *pump_finished(PyObject *self, void *closure) {
     (void)closure;
     return PyBool_FromLong(((Pump *)self)->finished);
 }
 
 static PyGetSetDef pump_attributes[] = {
-    {"max_frame_bytes", pump_max_frame_bytes, NULL, NULL, NULL},
     {"finished", pump_finished, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

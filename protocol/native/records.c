@@ -85,7 +85,8 @@ size_t record_rendered_bytes(const uint8_t *record, size_t size, bool locked) {
     return bytes + size - RECORD_HEADER_BYTES;
 }
 
-uint8_t *record_render(const uint8_t *record, size_t size, const struct delivery *delivery, uint8_t *to) {
+uint8_t *record_render_head(const uint8_t *record, size_t size, const struct delivery *delivery, uint8_t *to,
+                            const uint8_t **rest_at, size_t *rest_bytes) {
     struct layout layout = layout_of(record);
     uint8_t *at = write_bytes(to, "\x00\x53\x70\xC0", 4);
     *at++ = (uint8_t)((layout.flags & HAS_PRIORITY ? 11 : 10) + (expires(record) ? 4 : 0));
@@ -147,5 +148,14 @@ uint8_t *record_render(const uint8_t *record, size_t size, const struct delivery
         stored += layout.annotation_bytes;
         rest -= layout.annotation_bytes;
     }
-    return write_bytes(at, stored, rest);
+    *rest_at = stored;
+    *rest_bytes = rest;
+    return at;
+}
+
+uint8_t *record_render(const uint8_t *record, size_t size, const struct delivery *delivery, uint8_t *to) {
+    const uint8_t *rest;
+    size_t rest_bytes;
+    uint8_t *at = record_render_head(record, size, delivery, to, &rest, &rest_bytes);
+    return write_bytes(at, rest, rest_bytes);
 }

@@ -48,6 +48,10 @@ bool record_is_usual(const uint8_t *record, size_t size);
 // The number of bytes that `record_render` writes.
 size_t record_rendered_bytes(const uint8_t *record, size_t size, bool locked);
 
+// As `record_render`, up to the bytes that are as in the record: these are at `*rest_at`.
+uint8_t *record_render_head(const uint8_t *record, size_t size, const struct delivery *delivery, uint8_t *to,
+                            const uint8_t **rest_at, size_t *rest_bytes);
+
 // Write the message as a receiver gets it, as `protocol.message.rendering.render`. Returns the place behind it.
 uint8_t *record_render(const uint8_t *record, size_t size, const struct delivery *delivery, uint8_t *to);
 
