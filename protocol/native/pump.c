@@ -235,7 +235,7 @@ static int take_part(Pump *pump, Incoming *incoming, const uint8_t *frame, const
         PyErr_NoMemory();
         return -1;
     }
-    write_bytes(incoming->parts.bytes + incoming->parts.size, frame + transfer->payload_at, size);
+    if (size) write_bytes(incoming->parts.bytes + incoming->parts.size, frame + transfer->payload_at, size);
     incoming->parts.size += size;
     incoming->has_begun = true;
     if (stage_performative(pump, frame, transfer) < 0) return -1;
