@@ -287,7 +287,7 @@ PURE = (
     "storage.records",
 )
 NOT_PURE = {
-    "protocol.engine.proton": {"threading"},  # each thread has a buffer of its own
+    "protocol.engine.proton": {"threading", "ctypes"},  # each thread has a buffer; a function that cffi does not know
     "protocol.engine.native": {"os"},  # random bytes
     "protocol.extension": {"os"},  # a variable switches it off
     "protocol.native.build": {"contextlib", "pathlib", "sysconfig"},  # a part of the build
