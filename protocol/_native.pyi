@@ -320,9 +320,10 @@ class Outgoing:
     ) -> int | None:
         """Send `count` messages of the run from offset `at` on, with consecutive tokens.
 
-        `numbers` is the first of consecutive sequence numbers, or 8 bytes for each.
+        `numbers` is the first of consecutive sequence numbers, or 8 bytes for each. `pump` is that of the connection.
 
-        Returns the offset behind them; None if they are not usual, and nothing is sent.
+        Returns the offset behind them. None if nothing is sent: they are not usual, or some take several frames, and
+        the session's window is too small for all frames, or the messages are deleted when they are sent.
         """
 
     def take_accepted(self) -> tuple[int, bool, list[bytes], bytes | None, bytes]:

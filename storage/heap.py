@@ -3,14 +3,14 @@
 import ctypes
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
-KEPT_BYTES = 32 << 20  # at the end of the heap
+KEPT_BYTES = 16 << 20  # at the end of the heap
 MAPPED_BYTES = 8 << 20  # an allocation of so much is given back when it is freed
 
 
 def keep_freed() -> None:
     """Let the process keep what it frees: memory that comes back from the kernel is cleared, page by page.
 
-    Turns need buffers of some megabytes, which glibc would map and unmap each time. Does nothing with other libraries.
+    Turns need buffers of a megabyte, which glibc would map and unmap each time. Does nothing with other libraries.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

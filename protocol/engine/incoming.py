@@ -419,11 +419,11 @@ class FrameWalk:
     def _remember(self, data: bytes, at: int, list_end: int, ids: DeliveryIds, is_plain: bool) -> None:
         """Remember the form of this transfer, so that similar ones need not be read."""
         id_at = codec.skip(data, at + (14 if data[at + 11] == 0xC0 else 20))
-        width = {b"\x52": "B", b"\x70": "I"}.get(data[id_at : min(id_at + 1, list_end)])
+        width = {0x52: "B", 0x70: "I"}.get(data[id_at]) if id_at < list_end else None
         if width is None:
             return
         tag_at = codec.skip(data, id_at)
-        if data[tag_at : min(tag_at + 1, list_end)] != b"\xa0":
+        if tag_at >= list_end or data[tag_at] != 0xA0:
             return
         head, tag_head = data[at + 4 : id_at + 1], data[tag_at : tag_at + 2]
         rest = data[tag_at + 2 + tag_head[1] : list_end]

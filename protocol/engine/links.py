@@ -295,8 +295,8 @@ class Link:
 
     def go_on_from(self, parts: bytes, unfinished: Unfinished) -> None:
         """These parts of a delivery, which `unfinished` holds, were read elsewhere. Raises StateTooLarge."""
-        self.partial, self.part_bytes = bytearray(parts), 1
-        unfinished.buffer(1)
+        self.partial, self.part_bytes = bytearray(parts), 1  # so that it has begun; proton has nothing of it
+        unfinished.buffer(self.part_bytes)
 
     def forget_part(self, unfinished: Unfinished) -> None:
         """The delivery that had begun is complete, or never will be."""

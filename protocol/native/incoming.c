@@ -4,6 +4,7 @@
 
 // Messages that have gathered to so many bytes leave before the end of the turn: see `broker.gateway.router`.
 #define EARLY_BYTES (64 << 10)
+
 uint8_t message_id_prefix[18];
 static uint64_t message_ids;
 

@@ -39,12 +39,12 @@ typedef struct {
     bool gives_ids, needs_id, takes_sessions, needs_session, takes_transactions; // see `protocol/_native.pyi`
     bool may_be_unfinished; // Python has taken a transfer, whose delivery may go on
     struct buffer run;      // messages that have gathered
-    struct buffer parts;    // of a delivery of several transfers that is not complete
-    bool has_begun;         // there is one
     size_t count;           // of them
     size_t message_bytes;   // of them, as they came
     struct transaction transaction; // of them
     struct ring pending;
+    bool has_begun;      // there is a delivery of several transfers that is not complete
+    struct buffer parts; // of it
 } Incoming;
 
 // Consecutive messages of one run, which are given to proton and not written yet.
@@ -104,7 +104,7 @@ extern PyType_Spec incoming_spec, outgoing_spec, pump_spec;
 
 extern uint8_t message_id_prefix[18];
 
-#define KEPT_BUFFER_BYTES (256 << 10) // of an Incoming; a larger one is freed when it is empty
+#define KEPT_BUFFER_BYTES (128 << 10) // of an Incoming; a larger one is freed when it is empty
 
 // Append an ordinary message that came in on the link: 1 if it was taken, 0 if it is unusual, -1 with an exception.
 // `transaction` is the id of its transaction, or NULL.

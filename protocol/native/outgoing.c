@@ -101,7 +101,7 @@ size_t outgoing_write(Outgoing *outgoing, bool more, uint8_t *to) {
         large->at += head_bytes;
         large->rest += written - head_bytes;
         large->rest_bytes -= written - head_bytes;
-        if (!more) large->head.size = 0;
+        if (!more) buffer_free(&large->head);
     } else {
         size_t bytes;
         const uint8_t *record = next_record(part, &bytes);
@@ -257,8 +257,9 @@ static PyObject *outgoing_deliver(PyObject *self, PyObject *arguments) {
         queued_bytes += rendered_bytes;
         end += record_bytes;
     }
+    bool are_large = frames > (size_t)count; // some of them
     // Of a message that was settled before it was sent, each transfer would have to say so.
-    if (frames > (size_t)count && (outgoing->settled || !has_window(outgoing, pump, frames))) {
+    if (are_large && (outgoing->settled || !has_window(outgoing, pump, frames))) {
         if (PyErr_Occurred()) return NULL;
         Py_RETURN_NONE;
     }
@@ -277,11 +278,13 @@ static PyObject *outgoing_deliver(PyObject *self, PyObject *arguments) {
     outgoing->queued_bytes += queued_bytes;
     uint8_t tag[TOKEN_BYTES];
     memcpy(tag, token, TOKEN_BYTES);
-    size_t next = (size_t)at;
+    size_t next = (size_t)at, needed = 1;
     for (; count; count--) {
-        size_t record_bytes = run_next(bytes, size, &next);
-        size_t needed = frames_of(record_rendered_bytes(bytes + next, record_bytes, locked), frame_bytes);
-        next += record_bytes;
+        if (are_large) {
+            size_t record_bytes = run_next(bytes, size, &next);
+            needed = frames_of(record_rendered_bytes(bytes + next, record_bytes, locked), frame_bytes);
+            next += record_bytes;
+        }
         void *delivery = proton.delivery(outgoing->link, (struct pn_bytes){TOKEN_BYTES, (const char *)tag});
         if (!delivery) return PyErr_NoMemory();
         if (needed > 1 && send_large(outgoing, pump, needed) < 0) {

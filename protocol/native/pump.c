@@ -6,7 +6,7 @@
 
 #define STAGED_BYTES (16 << 10) // given to proton at once
 #define PEEK_BYTES 1024         // taken from proton at once, at least
-#define KEPT_WRITTEN_BYTES (8 << 20)
+#define KEPT_WRITTEN_BYTES (8 << 20) // of the buffer for output; a larger one is freed when it was copied
 #define TRANSACTION_FIELDS_BYTES 64 // of a transactional-state with an outcome without fields, at most
 
 // Moves frames between a connection's socket and proton. Of usual transfers proton gets and writes the performatives
@@ -385,8 +385,8 @@ static PyObject *pump_push(PyObject *self, PyObject *arguments) {
 
 // -- output
 
-// What proton writes is in it during a pull. All pumps share it, as each pull ends before the next: memory that was
-// used before costs no page faults.
+// What proton writes is in it during a pull. All pumps share it, as each pull ends before the next, with the interpreter's
+// lock held: memory that was used before costs no page faults.
 static struct buffer written;
 
 // Add all frames that proton has written to `frames`.

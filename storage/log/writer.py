@@ -90,7 +90,6 @@ class LogWriter:
         self.is_writing = False  # the last turn may not be on disk yet
         self._writing: SegmentFile | None = None  # the one that is written to now
         self._waiting: deque[tuple[SegmentFile, memoryview, int]] = deque()  # blocks, and where they go after that
-        self._spare_used = 0  # bytes of the spare buffer that hold some of these
         self.lsn = tables.lsn
         self.tables = tables
         # Another process follows the log and needs the frames above this; None if nobody does. The caller sets it.
@@ -130,8 +129,8 @@ class LogWriter:
         with self._codec.pack_turn(time_ms, changes, hints, buffer) as payload:
             current = self._used[-1]
             unused = 0
-            # A frame larger than a segment gets one to itself.
             is_filled = payload.obj is buffer.obj
+            # A frame larger than a segment gets one to itself.
             if current.at + len(payload) + 2 * BLOCK_BYTES > self._segment_bytes and not current.is_empty:
                 is_large = is_filled and len(payload) >= LARGE_TURN_BYTES and current.file.is_asynchronous
                 self._continue_in_next(is_waited_for=not is_large)
@@ -185,7 +184,6 @@ class LogWriter:
             self._add_segment()
         segment = self._free.pop(0)
         current = self._used[-1]
-        self._spare_used = 0
         # A block, for which there is always room.
         frame = self._frame(Kind.NEXT, encode_next(segment.number, self.tables))
         current.at = self._write(current.file, current.at, frame, is_waited_for)
@@ -205,11 +203,10 @@ class LogWriter:
     def _write(self, file: SegmentFile, at: int, parts: Sequence[bytes | memoryview], is_waited_for: bool) -> int:
         if is_waited_for:
             return file.write(at, parts)
-        size = padded(sum(map(len, parts)))
-        data = file.fill(self._one_write.spare[self._spare_used :], parts, size)
-        self._spare_used += size
+        used = sum(len(data) for _, data, _ in self._waiting)  # all of them are in the spare buffer
+        data = file.fill(self._one_write.spare[used:], parts, padded(sum(map(len, parts))))
         self._waiting.append((file, data, at))
-        return at + size
+        return at + len(data)
 
     def _add_segment(self) -> None:
         """Make a segment whose blocks are there but were not written in advance, so that its first use is slower."""
