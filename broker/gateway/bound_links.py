@@ -90,7 +90,7 @@ class BoundLinks:
         if isinstance(bound, ResponseLink):
             self._responses.remove(bound)
         else:
-            self._host.active.discard(bound)
+            self._host.active.pop(bound, None)
 
     def unbind_all(self, broken: bool, unsent: Mapping[Link, int]) -> None:
         """The connection is gone. `unsent`: see `unbind`."""

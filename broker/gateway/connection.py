@@ -7,6 +7,7 @@ ends as little as possible: the delivery, else the link, else the connection.
 import asyncio
 import time
 import uuid
+from collections import OrderedDict
 from collections.abc import Callable, Collection
 from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, cast
@@ -113,7 +114,7 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, gateway: Home) -> None:
         self.gateway = gateway
-        self.active: set[Gathering] = set()
+        self.active: OrderedDict[Gathering, None] = OrderedDict()
         self.transactions = Transactions()
         self.rights = Rights(everything=gateway.settings.security.allow_anonymous)
         self.is_stalled = False
@@ -367,7 +368,7 @@ class ClientConnection(asyncio.Protocol):
         bound: Intake | None = link.context
         if bound is not None:
             bound.on_message(delivery, payload, batch, settled, state)
-            self.active.add(bound)
+            self.active[bound] = None
         else:
             forget(delivery)  # the client sent it before it knew that the link is refused or gone
 
@@ -375,7 +376,7 @@ class ClientConnection(asyncio.Protocol):
         bound: Intake | None = link.context
         if bound is not None:
             bound.on_oversized(delivery, size_bytes, settled)
-            self.active.add(bound)
+            self.active[bound] = None
         else:
             forget(delivery)
 
@@ -383,13 +384,13 @@ class ClientConnection(asyncio.Protocol):
         bound: Intake | None = link.context
         if bound is not None:
             bound.on_crowded(delivery, settled)
-            self.active.add(bound)
+            self.active[bound] = None
         else:
             forget(delivery)
 
     def on_aborted(self, link: Link) -> None:
         if link.context is not None:
-            self.active.add(link.context)
+            self.active[link.context] = None
 
     def on_outcome(self, link: Link, delivery: Delivery, token: bytes, state: int, settled: bool) -> None:
         if isinstance(link.context, ClientReceiver):
@@ -433,7 +434,8 @@ class ClientConnection(asyncio.Protocol):
     def post_gathered(self) -> None:
         """Let the links send what they have gathered to the partitions, so that later commands come after it."""
         while self.active:
-            self.active.pop().post()
+            bound, _ = self.active.popitem(last=False)
+            bound.post()
 
     def _flush(self) -> None:
         if self.active:
@@ -448,7 +450,7 @@ class ClientConnection(asyncio.Protocol):
             self.gateway.metrics.bytes_out += len(output)
             transport.write(output)
             if self.blocked:
-                self.active |= self.blocked
+                self.active.update(dict.fromkeys(self.blocked))
                 self.blocked.clear()
                 self._flush_again = True
         if engine.finished:

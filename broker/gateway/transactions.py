@@ -193,7 +193,7 @@ class Transaction:
     def _append(self, operation: Operation, count: int, answered: Answered) -> None:
         self._operations.append(operation)
         self._answered.append([(count, answered)])
-        self._turn.active.add(self)
+        self._turn.active[self] = None
 
     def post(self) -> None:
         """Send what has gathered to the partition."""
@@ -227,7 +227,7 @@ class Transaction:
         self._failure = self._failure or TransactionRollback(f"An operation of the transaction failed: {error}")
 
     def discharge(self, commit: bool, reply: Reply) -> None:
-        self._turn.active.discard(self)
+        self._turn.active.pop(self, None)
         self.post()
         failure = self._failure if commit else None
         if failure is not None:

@@ -4,6 +4,7 @@ At its end, the work that links and transactions have gathered goes to the parti
 made is written.
 """
 
+from collections import OrderedDict
 from typing import Protocol
 
 
@@ -15,9 +16,9 @@ class Gathering(Protocol):
 
 
 class Turn(Protocol):
-    """A turn of a connection. `active` are posted at its end."""
+    """A turn of a connection. The keys of `active` are posted at its end, in this order."""
 
-    active: set[Gathering]
+    active: OrderedDict[Gathering, None]
 
     def flush(self) -> None:
         """End the turn."""

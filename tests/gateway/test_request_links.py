@@ -1,5 +1,6 @@
 """Requests that came while many are being done: done later, and no burden when their link has ended."""
 
+from collections import OrderedDict
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,9 @@ class Requests(RequestLink):
 
     def __init__(self) -> None:
         link = SimpleNamespace(credit=0, closed=False, grant=lambda credit: None)
-        self.host = SimpleNamespace(overrun=set(), active=set(), flush=lambda: None, response_link=lambda *_: None)
+        self.host = SimpleNamespace(
+            overrun=set(), active=OrderedDict(), flush=lambda: None, response_link=lambda *_: None
+        )
         address = SimpleNamespace(node="$management", resource="q")
         super().__init__(self.host, link, address)  # type: ignore[arg-type] # as much of them as it uses
         self.answers: list[Any] = []

@@ -1,5 +1,6 @@
 """A run that is a part of a transaction goes to the partition as the version of its worker knows it."""
 
+from collections import OrderedDict
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +25,7 @@ class Posted:
 
     def __init__(self, knows_runs: bool) -> None:
         self.knows_runs_in_transactions = knows_runs
-        self.active: set[Any] = set()
+        self.active: OrderedDict[Any, None] = OrderedDict()
         self.asked: list[Any] = []
         self.reply: Any = None
 

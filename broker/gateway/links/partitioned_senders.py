@@ -215,7 +215,7 @@ class PartitionedSender(ClientSender):
 
     def on_gathering(self) -> None:
         self.link.known_credit = None
-        self.connection.active.add(self)
+        self.connection.active[self] = None
 
     def post_early(self) -> None:
         if self._incoming.message_bytes > SHARED_EARLY_BYTES:

@@ -240,7 +240,7 @@ class ClientReceiver(EntityLink):
     def ask(self) -> None:
         """Grant the partition soon what is possible now."""
         self._may_get_more = True
-        self.connection.active.add(self)
+        self.connection.active[self] = None
 
     def grant(self) -> None:
         """Grant the partition as many deliveries as the client's credit and our windows allow now."""
@@ -370,7 +370,7 @@ class ClientReceiver(EntityLink):
     # What the extension calls.
 
     def on_accepting(self) -> None:
-        self.connection.active.add(self)
+        self.connection.active[self] = None
 
     def post_accepted(self) -> None:
         """Post the accepted deliveries that the extension has gathered."""
@@ -432,9 +432,9 @@ class ClientReceiver(EntityLink):
             run.channels[-1] += 1  # the usual case: the same channel as the last settlement
             run.tokens.append(token)
         elif not channel.settle(token, outcome, properties):
-            self.connection.active.add(self)
+            self.connection.active[self] = None
         if self._may_get_more:
-            self.connection.active.add(self)
+            self.connection.active[self] = None
 
     def _settle_quietly(
         self, channel: ReceiverChannel, token: bytes, outcome: Outcome, properties: dict[str, Any] | None
@@ -443,7 +443,7 @@ class ClientReceiver(EntityLink):
         channel.settle_quietly(token, outcome, properties)
         self._count_settled(outcome, 1)
         if self._may_get_more:
-            self.connection.active.add(self)
+            self.connection.active[self] = None
 
     def _settle_in_transaction(self, delivery: Delivery, token: bytes, settled: bool) -> None:
         """The outcome is a part of a transaction."""
@@ -473,7 +473,7 @@ class ClientReceiver(EntityLink):
         there are no deliveries.
         """
         connection, count = self.connection, len(tokens)
-        connection.active.add(self)
+        connection.active[self] = None
 
         def answered(errors: Sequence[BrokerError | None] | None) -> None:
             metrics = self.metrics

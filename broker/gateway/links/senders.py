@@ -66,7 +66,7 @@ class SenderChannel(LinkChannel):
 
     def on_gathering(self) -> None:
         self._sender.link.known_credit = None
-        self.connection.active.add(self._sender)
+        self.connection.active[self._sender] = None
 
     def post_early(self) -> None:
         self.post_gathered()
@@ -299,7 +299,7 @@ class ClientSender(EntityLink, Intake):
 
         def answered(errors: Sequence[BrokerError | None] | None) -> None:
             self._in_transactions -= count
-            self.connection.active.add(self)
+            self.connection.active[self] = None
             self.metrics.incoming_requests += count
             refused = [] if errors is None else [each for each in errors if each is not None]
             taken = count - len(refused)
@@ -371,7 +371,7 @@ class ClientSender(EntityLink, Intake):
         """So many deliveries that were on channels have their outcome."""
         self.unanswered -= count
         if self.credit_due(self.waiting):
-            self.connection.active.add(self)
+            self.connection.active[self] = None
 
     def follow(self) -> None:
         """If the entity was moved to another partition, send to that one. The one before refuses what is on its way."""

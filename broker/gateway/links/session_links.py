@@ -50,7 +50,7 @@ class SessionReceiver(ClientReceiver):
     def _open(self, channel: ReceiverChannel) -> None:
         channel.open([self._request.session_id, self._request.wait_ms])
         if channel.is_down:
-            self.connection.active.add(self)
+            self.connection.active[self] = None
 
     def on_opened(self, channel: ReceiverChannel, session_id: str, locked_until_ms: int) -> None:
         if self.link.closed:
@@ -151,7 +151,7 @@ class NextSessionReceiver(SessionReceiver):
     def _open(self, channel: ReceiverChannel) -> None:
         channel.open([None, self._request.wait_ms if self._asks_all else 0])
         if channel.is_down:
-            self.connection.active.add(self)
+            self.connection.active[self] = None
 
     def on_opened(self, channel: ReceiverChannel, session_id: str, locked_until_ms: int) -> None:
         if self.session_id is not None:

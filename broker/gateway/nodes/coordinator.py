@@ -76,7 +76,7 @@ class Coordinator(Intake):
 
         def reply(result: Any, error: BrokerError | None) -> None:
             self._discharging -= 1
-            connection.active.add(self)
+            connection.active[self] = None
             if not settled and not self.link.closed:
                 if error is None:
                     settle(delivery, ACCEPTED)

@@ -155,7 +155,7 @@ class RequestLink(Intake):
 
     def _respond(self, request: Request, response: bytes) -> None:
         self._unanswered -= 1
-        self.connection.active.add(self)
+        self.connection.active[self] = None
         link = self.connection.response_link(self.node, request.reply_to, self.link)
         if link is not None:
             link.respond(response)
