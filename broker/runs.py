@@ -21,6 +21,8 @@ _count = struct.Struct(">I").unpack_from
 _token = struct.Struct(">8sQ")
 SIZE_BYTES = _size.size
 RANGE_BYTES = TOKEN_BYTES + 4  # of a token with a number of consecutive ones behind it
+COUNT_MAX = (1 << 32) - 1  # of a range
+SMALL_BYTES = 16 << 10  # of a run: to copy it costs less than to send it by itself
 _LAYOUT_AT = MESSAGE_HEADER_BYTES - LAYOUT_BYTES
 
 
@@ -127,6 +129,18 @@ def parts_of(entries: list[Any]) -> Sequence[Part | list[Any]] | None:
     return parts
 
 
+def together(deliveries: list[tuple[Any, int, list[Any]]]) -> list[tuple[int, int, Part]] | None:
+    """The deliveries of one worker's turn to one gateway, as `wire.DeliverRuns` has them.
+
+    They are ((gateway, channel), locked_until_ms or 0 if not locked, entry items). None unless each is one
+    small run: see `parts_of`.
+    """
+    if extension is None:
+        return None
+    found: list[tuple[int, int, Part]] | None = extension.together(deliveries, SMALL_BYTES)
+    return found
+
+
 def _is_continued(entries: list[Any], at: int) -> bool:
     """True if the entry at this offset is of the same run as the one before."""
     before = at - ENTRY
@@ -151,6 +165,28 @@ def tokens_of(ranges: Sequence[bytes]) -> list[bytes]:
             [count] = _count(each, TOKEN_BYTES)
             tokens += [_token.pack(prefix, number) for number in range(counter, counter + count)]
     return tokens
+
+
+def ranges_of(ranges: list[bytes]) -> list[bytes]:
+    """The same tokens (see `tokens_of`), in fewer ranges if some are consecutive."""
+    if extension is not None:
+        found: list[bytes] = extension.ranges_of(ranges)
+        return found
+    joined: list[bytes] = []
+    for each in ranges:
+        if joined and _follows(each, joined[-1]) and (count := count_of((joined[-1], each))) <= COUNT_MAX:
+            joined[-1] = range_of(joined[-1][:TOKEN_BYTES], count)
+        else:
+            joined.append(each)
+    return joined
+
+
+def _follows(each: bytes, before: bytes) -> bool:
+    """True if the first token of `each` is the one behind those of the range `before`."""
+    if not {len(each), len(before)} <= {TOKEN_BYTES, RANGE_BYTES}:
+        return False
+    prefix, counter = _token.unpack_from(before)
+    return _token.unpack_from(each) == (prefix, counter + count_of((before,)))
 
 
 def count_of(ranges: Sequence[bytes]) -> int:

@@ -69,7 +69,7 @@ import msgpack
 # The versions of these messages that this process can speak. A version may add kinds of messages, and items behind
 # those that a message had; who reads them, supplies what an older process does not send. Processes of one namespace may
 # be of neighbouring versions while they are replaced one after the other.
-VERSION = 4
+VERSION = 5
 VERSION_WITH_RUNS = 3
 VERSION_WITH_RUNS_IN_TRANSACTIONS = 4
 OLDEST_VERSION = 1
@@ -127,6 +127,7 @@ class Op(IntEnum):
     CHANGED = 114
     RULES = 115
     DELIVER_RUN = 118
+    DELIVER_RUNS = 119
     # the worker of partition 0 -> another worker
     ASK = 116
     KEEP = 117
@@ -157,9 +158,10 @@ class SendRun(NamedTuple):
 
 
 class TakesRuns(NamedTuple):
-    """The gateway takes DELIVER_RUN."""
+    """The gateway takes DELIVER_RUN; `also_several`: and DELIVER_RUNS, from version 5 on."""
 
     op: int
+    also_several: bool
 
 
 class OpenReceiver(NamedTuple):
@@ -396,6 +398,13 @@ class DeliverRun(NamedTuple):
     run: bytes
 
 
+class DeliverRuns(NamedTuple):
+    """DELIVER_RUN of several channels: each of `deliveries` is [channel, locked_until_ms, the items behind these]."""
+
+    op: int
+    deliveries: Sequence[Any]
+
+
 class Reply(NamedTuple):
     op: int
     number: int
@@ -469,8 +478,9 @@ ForWorker = ForHome | TakesRuns
 
 Message = (
     Send | SendRun | OpenReceiver | Credit | Watch | CloseReceiver | Settle | Request | Restore | Forward | Forwarded
-    | Remove | Hello | Sent | Refused | Opened | Closed | Drained | Available | Settled | Deliver | DeliverRun | Reply
-    | Failed | Catalog | Deleted | Join | Followed | Changed | Rules | Unused | Answer | Ask | Keep | TakesRuns
+    | Remove | Hello | Sent | Refused | Opened | Closed | Drained | Available | Settled | Deliver | DeliverRun
+    | DeliverRuns | Reply | Failed | Catalog | Deleted | Join | Followed | Changed | Rules | Unused | Answer | Ask
+    | Keep | TakesRuns
 )  # fmt: skip
 
 _KINDS_BY_OP: dict[Op, type[Message]] = {
@@ -504,6 +514,7 @@ _KINDS_BY_OP: dict[Op, type[Message]] = {
     Op.UNSETTLED: Refused,
     Op.DELIVER: Deliver,
     Op.DELIVER_RUN: DeliverRun,
+    Op.DELIVER_RUNS: DeliverRuns,
     Op.REPLY: Reply,
     Op.FAILED: Failed,
     Op.CATALOG: Catalog,
@@ -555,13 +566,14 @@ def deliver(channel: int, locked_until_ms: int, entries: list[Any]) -> Deliver:
     return _new(Deliver, (_DELIVER, channel, locked_until_ms, entries))
 
 
-_SHAREABLE = frozenset(
-    (_SEND, Op.SEND_BATCH, _SEND_RUN, _GRANT, _SETTLE, _SENT, _SETTLED, _DELIVER, _DELIVER_RUN, Op.TAKES_RUNS)
-)
+_SHAREABLE = frozenset((
+    _SEND, Op.SEND_BATCH, _SEND_RUN, _GRANT, _SETTLE, _SENT, _SETTLED, _DELIVER, _DELIVER_RUN, Op.DELIVER_RUNS,
+    Op.TAKES_RUNS,
+))  # fmt: skip
 
 send_batch = partial(Send, Op.SEND_BATCH)
 send_run = partial(SendRun, _SEND_RUN)
-takes_runs = partial(TakesRuns, Op.TAKES_RUNS)
+takes_runs = partial(TakesRuns, Op.TAKES_RUNS, True)
 open_receiver = partial(OpenReceiver, Op.OPEN_RECEIVER)
 drain = partial(Credit, Op.DRAIN)
 watch = partial(Watch, Op.WATCH)
@@ -584,6 +596,7 @@ drained = partial(Drained, Op.DRAINED)
 available = partial(Available, Op.AVAILABLE)
 unsettled = partial(Refused, Op.UNSETTLED)
 deliver_run = partial(DeliverRun, _DELIVER_RUN)
+deliver_runs = partial(DeliverRuns, Op.DELIVER_RUNS)
 reply = partial(Reply, Op.REPLY)
 failed = partial(Failed, Op.FAILED)
 catalog = partial(Catalog, Op.CATALOG)

@@ -20,6 +20,7 @@ from broker.errors import BY_NAME, BrokerError, InternalError, OutcomeUnknown, S
 from broker.gateway.idle_loop import IdleLoop
 from broker.logging import get_logger
 from broker.metrics import GatewayMetrics
+from broker.runs import Part
 from broker.wire import (
     Available,
     Catalog,
@@ -29,6 +30,7 @@ from broker.wire import (
     Deleted,
     Deliver,
     DeliverRun,
+    DeliverRuns,
     Drained,
     Failed,
     Followed,
@@ -87,7 +89,7 @@ class Channel(Protocol):
 
     def on_deliver(self, locked_until_ms: int, entries: list[Any]) -> None: ...
 
-    def on_deliver_run(self, message: DeliverRun) -> None: ...
+    def on_deliver_run(self, locked_until_ms: int, part: Part) -> None: ...
 
     def on_worker_lost(self) -> None:
         """Unanswered commands never will be answered, though they may have been done. The worker's locks are gone."""
@@ -322,7 +324,8 @@ class WorkerConnection:
     def _end_run(self) -> None:
         run, self.run = self.run, None
         assert run is not None
-        self._put(wire.settle(run.partition, run.queue, run.outcome, run.channels, run.tokens, None))
+        tokens = runs.ranges_of(run.tokens) if self._knows_runs else run.tokens
+        self._put(wire.settle(run.partition, run.queue, run.outcome, run.channels, tokens, None))
 
     def _become_due(self) -> None:
         self._is_due = True
@@ -370,6 +373,15 @@ class WorkerConnection:
                             self._tell(channel, message)
                         except Exception as error:
                             channel.connection.fail(error)
+                case DeliverRuns():
+                    for number, locked_until_ms, part in message.deliveries:
+                        channel = channels.get(number)
+                        if channel is not None:
+                            touched.add(channel.connection)
+                            try:
+                                channel.on_deliver_run(locked_until_ms, part)
+                            except Exception as error:
+                                channel.connection.fail(error)
                 case Settled():
                     told = message.channels
                     for at in range(0, len(told), 2):
@@ -405,7 +417,7 @@ class WorkerConnection:
             case Sent():
                 channel.on_sent(message.deliveries, None)
             case DeliverRun():
-                channel.on_deliver_run(message)
+                channel.on_deliver_run(message.locked_until_ms, message[3:])
             case Deliver():
                 channel.on_deliver(message.locked_until_ms, message.entries)
             case Refused():

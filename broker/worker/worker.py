@@ -15,7 +15,7 @@ import select
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from broker import runs, wire
@@ -25,7 +25,7 @@ from broker.errors import BrokerError, InternalError, InvalidArgument
 from broker.logging import get_logger
 from broker.metrics import WorkerMetrics
 from broker.partition.forwarding.destination import ENTRY
-from broker.partition.messages.hand_out import NOTHING, Pumped
+from broker.partition.messages.hand_out import NOTHING, Delivery, Pumped
 from broker.partition.partition import Partition
 from broker.partition.requests import Underway
 from broker.touched_partition import TouchedPartition
@@ -128,7 +128,7 @@ class Caller(Peer):
         self.unread: deque[Command | ForWorker] = deque()  # commands that the last turn did not get to
         self.receivers: dict[int, Partition] = {}
         self.transactions: dict[bytes, Partition] = {}  # those that have not ended
-        self.takes_runs = False  # it has said so
+        self.takes_runs = self.takes_several_runs = False  # it has said so
 
 
 class Worker:
@@ -418,7 +418,7 @@ class Worker:
         channel: int
         for (peer, channel), session_id, locked_until_ms in pumped.accepted:  # type: ignore[misc]
             peer.answers.append(wire.opened(channel, session_id, locked_until_ms))
-        for (peer, channel), locked_until_ms, entries in pumped.deliveries:  # type: ignore[misc]
+        for (peer, channel), locked_until_ms, entries in self._answer_together(pumped.deliveries):  # type: ignore[misc]
             parts = runs.parts_of(entries) if peer.takes_runs and locked_until_ms else None
             for part in parts or (entries,):
                 if isinstance(part, tuple):
@@ -432,6 +432,22 @@ class Worker:
         for (peer, channel), error in pumped.closed:  # type: ignore[misc]
             peer.receivers.pop(channel, None)
             peer.answers.append(wire.closed(channel, type(error).__name__, str(error)))
+
+    def _answer_together(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+        """Answer the callers that get small runs on several channels. Returns the other deliveries."""
+        if len(deliveries) < 2:
+            return deliveries
+        by_peer: dict[Caller, list[Delivery]] = {}
+        for each in deliveries:
+            by_peer.setdefault(each[0][0], []).append(each)  # type: ignore[index]
+        left: list[Delivery] = []
+        for peer, those in by_peer.items():
+            together = runs.together(those) if peer.takes_several_runs else None
+            if together is None:
+                left += those
+            else:
+                peer.answers.append(wire.deliver_runs(together))
+        return left
 
     # -- callers come and go
 
@@ -597,6 +613,8 @@ class Worker:
 
     def _takes_runs(self, peer: Caller, message: TakesRuns) -> None:
         peer.takes_runs = True
+        _, *also_several = message  # an older gateway does not say whether
+        peer.takes_several_runs = any(also_several)
 
     def _send_batch(self, peer: Caller, message: Send) -> None:
         partition = self._partition(message)

@@ -394,7 +394,66 @@ PyObject *run_of_taken(PyObject *module, PyObject *arguments) {
     return NULL;
 }
 
-// held_of(refs, sizes, never, place, until_ms, holder) -> [held, ...]
+// give(batch, records, weight, limit, prefix, first counter) -> [entry items of each, ...], refs, sizes, holders, bytes
+// `batch` are (session, receiver, refs), `records` those of all refs. The first ones of the batch, until the bytes, with
+// `weight` more for each message, reach the limit. None if one of their messages is missing, expires, or has more in its
+// overlay than the session, which is left out of the items.
+PyObject *give(PyObject *module, PyObject *arguments) {
+    (void)module;
+    PyObject *batch, *records;
+    const char *prefix;
+    Py_ssize_t weight, limit, prefix_bytes, used = 0, at = 0;
+    unsigned long long counter;
+    if (!PyArg_ParseTuple(arguments, "O!O!nny#K", &PyList_Type, &batch, &PyList_Type, &records, &weight, &limit, &prefix,
+                          &prefix_bytes, &counter))
+        return NULL;
+    if (prefix_bytes != TOKEN_BYTES - 8) {
+        PyErr_SetString(PyExc_ValueError, "a prefix of another length");
+        return NULL;
+    }
+    PyObject *given = PyList_New(0), *refs = PyList_New(0), *sizes = PyList_New(0), *holders = PyList_New(0);
+    PyObject *result = NULL;
+    if (!given || !refs || !sizes || !holders) goto end;
+    for (Py_ssize_t index = 0; index < PyList_Size(batch) && (index == 0 || used < limit); index++) {
+        PyObject *session = PyTuple_GetItem(PyList_GetItem(batch, index), 0);
+        PyObject *its_refs = PyTuple_GetItem(PyList_GetItem(batch, index), 2);
+        Py_ssize_t count = session && its_refs ? PyList_Size(its_refs) : -1;
+        PyObject *items = count < 0 ? NULL : PyList_New(count * ITEMS);
+        if (!items || append(given, items) < 0) goto end;
+        for (Py_ssize_t entry = 0; entry < count; entry++, at++) {
+            PyObject *ref = PyList_GetItem(its_refs, entry), *record = PyList_GetItem(records, at);
+            PyObject *overlay = record ? PyTuple_GetItem(ref, 3) : NULL;
+            char *bytes;
+            Py_ssize_t size;
+            if (!overlay) goto end;
+            if (record == Py_None || !PyDict_Check(overlay) || PyDict_Size(overlay) != 1) goto unusual;
+            if (PyBytes_AsStringAndSize(record, &bytes, &size) < 0) goto end;
+            if (size < RECORD_HEADER_BYTES || read_u64((uint8_t *)bytes + EXPIRES_AT) != NEVER) goto unusual;
+            used += size + weight;
+            uint8_t token[TOKEN_BYTES];
+            write_u64(write_bytes(token, prefix, TOKEN_BYTES - 8), counter++);
+            PyObject *made = bytes_of(token, sizeof token);
+            if (!made) goto end;
+            put_entry(items, entry, made, ref, record);
+            PyList_SetItem(items, entry * ITEMS + ITEMS - 1, Py_NewRef(Py_None));
+            if (PyList_Append(refs, ref) < 0 || append(sizes, PyLong_FromSsize_t(size)) < 0 ||
+                PyList_Append(holders, session) < 0)
+                goto end;
+        }
+    }
+    result = Py_BuildValue("OOOOn", given, refs, sizes, holders, used);
+    goto end;
+unusual:
+    result = Py_NewRef(Py_None);
+end:
+    Py_XDECREF(given);
+    Py_XDECREF(refs);
+    Py_XDECREF(sizes);
+    Py_XDECREF(holders);
+    return result;
+}
+
+// held_of(refs, sizes, never, place, until_ms, holder of all | [holder of each, ...]) -> [held, ...]
 PyObject *held_of(PyObject *module, PyObject *arguments) {
     (void)module;
     PyObject *refs, *sizes, *never, *place, *until_ms, *holder;
@@ -402,14 +461,15 @@ PyObject *held_of(PyObject *module, PyObject *arguments) {
                           &holder))
         return NULL;
     Py_ssize_t count = PyList_Size(refs);
-    if (PyList_Size(sizes) != count) {
-        PyErr_SetString(PyExc_ValueError, "as many sizes as refs");
+    bool have_own = PyList_Check(holder);
+    if (PyList_Size(sizes) != count || (have_own && PyList_Size(holder) != count)) {
+        PyErr_SetString(PyExc_ValueError, "as many sizes and holders as refs");
         return NULL;
     }
     PyObject *held = PyList_New(count);
     for (Py_ssize_t index = 0; held && index < count; index++) {
         PyObject *ref = PyList_GetItem(refs, index), *size = PyList_GetItem(sizes, index);
-        PyObject *one = PyTuple_Pack(6, ref, size, never, place, until_ms, holder);
+        PyObject *one = PyTuple_Pack(6, ref, size, never, place, until_ms, have_own ? PyList_GetItem(holder, index) : holder);
         if (one) PyList_SetItem(held, index, one);
         else Py_CLEAR(held);
     }
@@ -578,6 +638,48 @@ static PyObject *part_of(PyObject *entries, Py_ssize_t begin, Py_ssize_t end) {
     return part;
 }
 
+// Bytes of the records of these entries, as a run has them; -1 with an exception.
+static Py_ssize_t run_bytes_of(PyObject *entries, Py_ssize_t count) {
+    Py_ssize_t bytes = 0;
+    for (Py_ssize_t entry = 0; entry < count; entry++) bytes += RECORD_SIZE_BYTES + PyBytes_Size(item_at(entries, entry, 3));
+    return PyErr_Occurred() ? -1 : bytes;
+}
+
+// together(deliveries, largest run) -> [(channel, locked until, part), ...]
+// See `broker.runs`. None if one of the deliveries has no lock, is more than one run, or a larger one.
+PyObject *together(PyObject *module, PyObject *arguments) {
+    (void)module;
+    PyObject *deliveries;
+    Py_ssize_t largest;
+    if (!PyArg_ParseTuple(arguments, "O!n", &PyList_Type, &deliveries, &largest)) return NULL;
+    Py_ssize_t number = PyList_Size(deliveries);
+    PyObject *found = PyList_New(number);
+    for (Py_ssize_t index = 0; found && index < number; index++) {
+        PyObject *delivery = PyList_GetItem(deliveries, index), *channel, *until_ms, *entries;
+        if (!PyArg_ParseTuple(delivery, "(OO)OO!", &channel, &channel, &until_ms, &PyList_Type, &entries)) goto failed;
+        Py_ssize_t count = PyList_Size(entries) / ITEMS;
+        int is_locked = PyObject_IsTrue(until_ms);
+        if (is_locked < 0) goto failed;
+        bool is_run = is_locked && count && item_at(entries, 0, 4) == Py_None;
+        for (Py_ssize_t entry = 1; is_run && entry < count; entry++) is_run = is_continued(entries, entry);
+        if (PyErr_Occurred()) goto failed;
+        Py_ssize_t bytes = is_run ? run_bytes_of(entries, count) : 0;
+        if (bytes < 0) goto failed;
+        if (!is_run || bytes > largest) {
+            Py_DECREF(found);
+            Py_RETURN_NONE;
+        }
+        PyObject *part = part_of(entries, 0, count), *made = part ? PyTuple_Pack(3, channel, until_ms, part) : NULL;
+        Py_XDECREF(part);
+        if (!made) goto failed;
+        PyList_SetItem(found, index, made);
+    }
+    return found;
+failed:
+    Py_DECREF(found);
+    return NULL;
+}
+
 // parts_of(entries): see `broker.runs`
 PyObject *parts_of(PyObject *module, PyObject *entries) {
     (void)module;
@@ -621,6 +723,47 @@ PyObject *tokens_of(PyObject *module, PyObject *ranges) {
         }
     }
     return tokens;
+}
+
+// ranges_of(ranges) -> [range, ...]: see `broker.runs`
+PyObject *ranges_of(PyObject *module, PyObject *ranges) {
+    (void)module;
+    Py_ssize_t count = PyList_Size(ranges), of_range = 0; // what the last range came from: one, if it is one of `ranges`
+    if (count < 0) return NULL;
+    PyObject *joined = PyList_New(0), *one = NULL;
+    uint8_t first[RANGE_BYTES] = {0};
+    uint64_t length = 0;
+    for (Py_ssize_t index = 0; joined && index <= count; index++) {
+        char *bytes = NULL;
+        Py_ssize_t size = 0;
+        uint64_t here = 1;
+        PyObject *range = index < count ? PyList_GetItem(ranges, index) : NULL;
+        if (range && PyBytes_AsStringAndSize(range, &bytes, &size) < 0) goto failed;
+        if (size == RANGE_BYTES) here = read_u32((uint8_t *)bytes + TOKEN_BYTES);
+        bool is_range = size == TOKEN_BYTES || size == RANGE_BYTES;
+        if (of_range && is_range && length + here <= UINT32_MAX && !memcmp(first, bytes, 8) &&
+            read_u64(first + 8) + length == read_u64((uint8_t *)bytes + 8) && read_u64((uint8_t *)bytes + 8) >= length) {
+            length += here;
+            of_range++;
+            continue;
+        }
+        if (of_range == 1 && PyList_Append(joined, one) < 0) goto failed;
+        if (of_range > 1) {
+            write_u32(first + TOKEN_BYTES, (uint32_t)length);
+            if (append(joined, bytes_of(first, sizeof first)) < 0) goto failed;
+        }
+        of_range = 0;
+        if (range && !is_range && PyList_Append(joined, range) < 0) goto failed;
+        if (!is_range) continue;
+        memcpy(first, bytes, TOKEN_BYTES);
+        one = range;
+        length = here;
+        of_range = 1;
+    }
+    return joined;
+failed:
+    Py_XDECREF(joined);
+    return NULL;
 }
 
 // delete_all(fresh, changed, keys, highest): those that are fresh are removed, the others are None in `changed`. Returns

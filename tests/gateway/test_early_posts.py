@@ -13,7 +13,7 @@ import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker import wire
+from broker import runs, wire
 from broker.gateway import worker_socket
 from broker.gateway.router import EARLY_BYTES, OUTPUT_HIGH_BYTES, TURNS_AT_ONCE, Router, WorkerConnection
 from broker.gateway.worker_socket import SocketConnection
@@ -130,8 +130,8 @@ def test_the_worker_sees_the_same_commands_however_the_output_is_cut(steps, earl
                     ((number, body, _, _),) = command.messages
                     seen.append((number, len(body)))
                 case Settle():
-                    assert list(command.channels) == [CHANNEL, len(command.tokens)]
-                    seen += command.tokens
+                    assert list(command.channels) == [CHANNEL, runs.count_of(command.tokens)]
+                    seen += runs.tokens_of(command.tokens)
     assert seen == expected
     for size, commands in frames:
         last = len(msgpack.packb(commands[-1]))

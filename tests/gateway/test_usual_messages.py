@@ -72,6 +72,38 @@ async def test_what_comes_after_the_broker_has_closed_the_link_is_not_stored(tmp
     assert not scene.client.has_ended
 
 
+async def test_deliveries_of_several_links_come_together(tmp_path):
+    scene = Scene(tmp_path)
+    channels = []
+    for credit in (3, 3, 0):
+        scene.client.attach(sender=False, address="orders", credit=credit)
+        channels.append([*scene.worker.connection.channels][-1])
+    await scene.worker.commands()
+    record = encode_message(1, NEVER, bytes(16), message(b"body"))
+    run = len(record).to_bytes(4, "big") + record
+    tokens = [bytes(8) + number.to_bytes(8, "big") for number in range(1, 9)]
+    gone = max(channels) + 1
+    scene.worker.say(
+        [
+            Op.DELIVER_RUNS,
+            [
+                [channels[0], 1000, [tokens[0], 7, 0, 1, run]],
+                [gone, 1000, [tokens[1], 8, 0, 1, run]],
+                [channels[1], 1000, [tokens[2], 9, 0, 2, run * 2]],
+                [channels[2], 1000, [tokens[4], 11, 0, 1, run]],
+                [channels[0], 1000, [tokens[5], 12, 0, 1, run]],
+            ],
+        ]
+    )
+    ids = [frame.fields[1] for frame in scene.client.frames() if frame.code == TRANSFER]
+    assert len(ids) == 4
+    [given_back] = [c for c in await scene.worker.commands() if c[0] == Op.SETTLE]
+    assert given_back[3:6] == [Outcome.RELEASED, [0, 1], tokens[4:5]]
+    scene.client.say(DISPOSITION, True, ids[0], ids[-1], False, outcome(ACCEPTED))
+    settled = [c[3:6] for c in await scene.worker.commands() if c[0] == Op.SETTLE]
+    assert settled == [[Outcome.ACCEPTED, [channels[0], 2, channels[1], 2], [tokens[0], *tokens[5:6], *tokens[2:4]]]]
+
+
 @pytest.mark.parametrize("is_settled", [False, True])
 async def test_accepted_deliveries_are_settled_in_order_with_others(tmp_path, is_settled):
     scene = Scene(tmp_path)

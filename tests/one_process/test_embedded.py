@@ -20,9 +20,9 @@ from broker.one_process.embedded import WAITING_BYTES, EmbeddedWorker
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
 from broker.partition.state.terms import Terms
-from broker.runs import entries_of
+from broker.runs import Part, entries_of
 from broker.touched_partition import TouchedPartition
-from broker.wire import ENTRY, DeliverRun, Outcome
+from broker.wire import ENTRY, Outcome
 from broker.worker.clock import Clock
 from broker.worker.commits import TURNS_TOGETHER
 from broker.worker.dialling import UnixDialler
@@ -118,11 +118,9 @@ class Link(Channel):
         self.deliveries.append(entries)
         self._note("delivered", len(entries) // ENTRY)
 
-    def on_deliver_run(self, message: DeliverRun) -> None:
-        self.on_deliver(
-            message.locked_until_ms,
-            entries_of(message.run, message.token, message.numbers, message.delivery_count),
-        )
+    def on_deliver_run(self, locked_until_ms: int, part: Part) -> None:
+        token, numbers, delivery_count, _, run = part
+        self.on_deliver(locked_until_ms, entries_of(run, token, numbers, delivery_count))
 
     def on_worker_lost(self) -> None:
         self._note("lost")

@@ -8,9 +8,8 @@ from broker.namespace.entities import Description, QueueDescription
 from broker.partition.partition import Partition
 from broker.partition.requests import Underway
 from broker.partition.settings import PartitionSettings
-from broker.runs import count_of, range_of, run_of, token_ahead
+from broker.runs import ranges_of, run_of
 from broker.wire import ENTRY, Extra, Outcome
-from protocol.lock_tokens import TOKEN_BYTES
 from storage.records import (
     LAYOUT_BYTES,
     MESSAGE_HEADER_BYTES,
@@ -84,19 +83,6 @@ def request(partition: Partition, now_ms: int, queue: int, name: str, *args: Any
         partition.commit()
         return result.result
     return result
-
-
-def ranges_of(tokens: Sequence[bytes]) -> list[bytes]:
-    """As gateways settle them: consecutive tokens are a range."""
-    ranges: list[bytes] = []
-    for token in tokens:
-        if ranges:
-            first, count = ranges[-1][:TOKEN_BYTES], count_of(ranges[-1:])
-            if token_ahead(first, count) == token:
-                ranges[-1] = range_of(first, count + 1)
-                continue
-        ranges.append(token)
-    return ranges
 
 
 def run(messages: list[Any]) -> bytes:

@@ -72,6 +72,8 @@ def picture(value: Any, within: tuple[int, ...] = ()) -> Any:
 
 def core_of(driver: Driver) -> dict[str, Any]:
     core = driver.partition._core
+    for each in core.queues.values():
+        each.locks.part_runs()  # locks in runs are the same as single ones
     shown: dict[str, Any] = picture(core)
     shown["queues"] = {queue_id: picture(queue) for queue_id, queue in core.queues.items()}
     shown["transactions"] = [(key, picture(each)) for key, each in core.transactions.open.items() if each.operations]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.partition.state import locks
-from broker.partition.state.locks import Holder, Locks
+from broker.partition.state.locks import Holder, LockRun, Locks
 from broker.runs import count_of, range_of
 from storage.records import NEVER, Place
 
@@ -16,10 +16,10 @@ MOST = 40  # tokens
 # First counter and number of tokens, or nothing for one token; prefix.
 RANGE = st.tuples(st.integers(0, MOST), st.none() | st.integers(0, 12), st.sampled_from([0, 0, 0, 0, 1]))
 STEPS = st.lists(
-    st.tuples(st.just("lock"), st.integers(1, 8), st.integers(0, 1), st.integers(0, 3))
+    st.tuples(st.just("lock"), st.lists(st.integers(0, 1), min_size=1, max_size=8), st.integers(0, 3))
     | st.tuples(st.just("settle"), st.lists(RANGE, min_size=1, max_size=4))
     | st.tuples(st.sampled_from(["renew", "remove", "find", "apart"]), st.integers(0, MOST))
-    | st.tuples(st.just("lose"), st.integers(0, 1))
+    | st.tuples(st.sampled_from(["lose", "end"]), st.integers(0, 1))
     | st.tuples(st.sampled_from(["later", "look", "expiring"])),
     max_size=15,
 )
@@ -47,15 +47,16 @@ class World:
     def step(self, kind: str, *arguments: Any) -> Any:
         locks_, now_ms = self.locks, self.now_ms
         if kind == "lock":
-            count, number, lasts = arguments
-            until_ms, holder = now_ms + 10 * lasts, self.holders[number]
-            refs: list[Any] = [(self.counter + ahead, 7, 0, None) for ahead in range(count)]
+            numbers, lasts = arguments
+            until_ms, holders = now_ms + 10 * lasts, [self.holders[number] for number in numbers]
+            refs: list[Any] = [(self.counter + ahead, 7, 0, None) for ahead in range(len(holders))]
             if self.in_runs:
-                locks_.add_run(token(self.counter), refs, [*range(count)], until_ms, holder)
-            for ahead, ref in enumerate(refs if not self.in_runs else ()):
+                of_all = holders if len(set(numbers)) > 1 else holders[0]
+                locks_.add_run(LockRun(token(self.counter), refs, [*range(len(refs))], until_ms, of_all))
+            for ahead, (ref, holder) in enumerate(zip(refs, holders, strict=True) if not self.in_runs else ()):
                 locks_.add(token(self.counter + ahead), (ref, ahead, NEVER, Place.AVAILABLE, until_ms, holder))
                 holder.tokens[token(self.counter + ahead)] = None
-            self.counter += count
+            self.counter += len(refs)
         elif kind == "expiring":
             ref = self.counter, 7, 0, None
             locks_.add(token(self.counter), (ref, 3, 5_000, Place.AVAILABLE, now_ms + 20, self.holders[0]))
@@ -67,10 +68,11 @@ class World:
             assert len(removed) == count_of(ranges)
             return [*map(self.seen, removed)]
         elif kind == "lose":
-            locks_.part_runs()
             holder = self.holders[arguments[0]]
             self.holders[arguments[0]] = Holder()
-            return [self.seen(locks_.remove(each)) for each in list(holder.tokens)]
+            return [self.seen(locks_.remove(each)) for each in locks_.tokens_from(holder, b"")]
+        elif kind == "end":
+            self.holders[arguments[0]].until_ms = now_ms
         elif kind == "later":
             self.now_ms += 10
         elif kind == "look":
@@ -89,7 +91,7 @@ class World:
         found = self.locks
         held = [(each, self.seen(lock)) for each, lock in found.held.items()]
         ended = found.ended(self.now_ms, 5), found.first_end_ms(), found.numbers()
-        return held, ended, [[*each.tokens] for each in self.holders], [found.has(Place.AVAILABLE, 3)]
+        return held, ended, [[*found.tokens(each)] for each in self.holders], [found.has(Place.AVAILABLE, 3)]
 
 
 @pytest.mark.parametrize("is_native", [True, False])

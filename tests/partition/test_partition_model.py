@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from accounts import assert_counted_rightly
-from driver import DEAD, FEW_IDS, LOCK_MS, MAIN, Driver, deliveries, message, ranges_of
+from driver import DEAD, FEW_IDS, LOCK_MS, MAIN, Driver, deliveries, message
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from turns import CountingStore
@@ -30,6 +30,7 @@ from broker.errors import (
 )
 from broker.partition.settings import PartitionSettings
 from broker.partition.transactions import MAX_MESSAGES, TIME_OUT_MS
+from broker.runs import ranges_of
 from broker.wire import Extra, Operation, Outcome, SendOperation, SettleOperation
 from protocol.bounds import MAX_DELAY_MS
 from protocol.codec import Decimal64, Int, Long, Timestamp, UInt, ULong, encode

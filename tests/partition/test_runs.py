@@ -14,6 +14,7 @@ from broker import runs, wire
 from broker.errors import NotAllowed
 from broker.wire import ITEMS_AT_ONCE, Outcome
 from protocol.codec import Described, ULong, encode
+from protocol.extension import extension
 from protocol.message.intake import take_apart
 from storage.store import Table
 
@@ -34,6 +35,13 @@ def encoded(message_id: Any, session_id: str | None, subject: str) -> bytes:
     return encode(Described(ULong(0x73), fields)) + encode(Described(ULong(0x75), b"body"))
 
 
+ENTRIES = st.tuples(
+    st.builds(lambda counter: bytes(8) + counter.to_bytes(8, "big"), st.integers(0, 3)),
+    st.integers(0, 3) | st.just((1 << 63) - 1),
+    st.integers(0, 1),
+    st.binary(min_size=40, max_size=60),
+    st.sampled_from([None, None, None, {1: 2}]),
+)
 RANGES = st.lists(st.tuples(st.integers(0, 5000), st.sampled_from([0, 1, 2, 255, 256, 257, 700])), max_size=6)
 
 
@@ -89,3 +97,50 @@ def test_a_run_is_stored_as_its_messages_are(properties, turns):
         stored = {table: queue.store.scan(table, b"", b"\xff" * 40, 1000) for table in Table if table != Table.META}
         ends.append((stored, queue.partition.tallies(), [(each.number, each.body) for turn in seen for each in turn]))
     assert ends[0] == ends[1]
+
+
+TOKENS = st.tuples(
+    st.sampled_from([0, 1, 2, 3, (1 << 64) - 1]), st.none() | st.sampled_from([0, 1, 2, (1 << 32) - 1]), st.booleans()
+)
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+@given(st.lists(TOKENS, max_size=12), st.lists(st.binary(max_size=21), max_size=2))
+def test_consecutive_tokens_become_ranges(is_native, found, strange):
+    ranges = [
+        bytes(7) + bytes([other]) + first.to_bytes(8, "big") + (b"" if count is None else count.to_bytes(4, "big"))
+        for first, count, other in found
+    ] + strange
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "extension", None)
+        expected = runs.ranges_of(ranges)
+        if is_native and extension is not None:
+            assert extension.ranges_of(ranges) == expected
+        few = [each for each in ranges if len(each) == 16 or (each[8:9] == b"\0" and each[16:] < b"\0\1")]
+        assert runs.tokens_of(runs.ranges_of(few)) == runs.tokens_of(few)
+    assert runs.count_of(expected) == runs.count_of(ranges)
+    assert len(expected) <= len(ranges)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.lists(ENTRIES, max_size=3)), max_size=4))
+def test_small_runs_of_several_channels_go_together(found):
+    deliveries_ = [
+        (("gateway", channel), 5 * is_locked, [item for each in entries for item in each])
+        for channel, (is_locked, entries) in enumerate(found)
+    ]
+    if extension is None:
+        assert runs.together(deliveries_) is None
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "SMALL_BYTES", 120)
+        together = runs.together(deliveries_)
+    each = [runs.parts_of(entries) for _, _, entries in deliveries_]
+    are_small = all(
+        until_ms and parts is not None and len(parts) == 1 and isinstance(parts[0], tuple) and len(parts[0][-1]) <= 120
+        for (_, until_ms, _), parts in zip(deliveries_, each, strict=True)
+    )
+    expected = [
+        (channel, until_ms, parts[0] if parts else None)
+        for ((_, channel), until_ms, _), parts in zip(deliveries_, each, strict=True)
+    ]
+    assert together == (expected if are_small else None)

@@ -1,18 +1,13 @@
 """No turn does much work at once, whatever one client asks for: records and bytes are counted, turn by turn."""
 
 import re
-import socket
-import time
 from collections.abc import Callable
-from contextlib import closing
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-import msgpack
 import pytest
 from driver import DEAD, LOCK_MS, MAIN, START_MS, Driver, define, deliveries, message, run
 from forwarding_driver import Partitions
+from in_a_worker import PARTITION, through_a_worker
 from session_driver import SessionDriver
 from topic_driver import TOPIC, TopicDriver, event, rule
 
@@ -24,20 +19,15 @@ from broker.partition import requests
 from broker.partition.settings import PartitionSettings
 from broker.partition.state.stored_rules import default_rule
 from broker.partition.state.timers import Due
-from broker.touched_partition import TouchedPartition
 from broker.wire import ENTRY, Op, Outcome, SendOperation, SettleOperation, pack_operations
-from broker.worker.clock import Clock
 from broker.worker.copies import Copies
-from broker.worker.dialling import UnixDialler
 from broker.worker.home import Home
-from broker.worker.worker import Caller, Worker
 from protocol.codec import encode
 from protocol.message.batches import MAX_BATCH_MESSAGES
 from storage.memory import MemoryStore
 from storage.quarantine import quarantine_key
 from storage.records import NEXT_ENTITY_ID_KEY, encode_document, entity_key
 from storage.store import Table
-from tests.logs import InMemory
 
 MANY = 3000  # messages, sessions
 SUBSCRIPTIONS = 100
@@ -58,7 +48,6 @@ SETTINGS = PartitionSettings(
     properties_bytes=400,
     commit_bytes=50_000,
 )
-PARTITION = 5  # the driver's
 
 
 def records_max(settings: PartitionSettings) -> int:
@@ -357,28 +346,6 @@ def accepting_a_session_after_a_start(driver: SessionDriver) -> None:
 
 def sending_to_a_session_after_a_start(driver: SessionDriver) -> None:
     driver.put("s7", "more")
-
-
-def through_a_worker(driver: Driver, *commands: list[Any]) -> None:
-    """They are in one frame of a gateway, and done in as many turns as the worker takes."""
-    ours, theirs = socket.socketpair()
-    with closing(ours), closing(theirs), TemporaryDirectory() as directory:
-        clock = Clock(driver.now_ms, 0)
-        touched = TouchedPartition(Path(directory) / "touched")
-        partitions: dict[int, Any] = {PARTITION: driver.partition}
-        turns = InMemory(driver.store)
-        listener: Any = ours  # nobody connects
-        dialler = UnixDialler(["0"])
-        worker = Worker(
-            0, 0, partitions, {PARTITION: driver.store}, listener, lambda _: dialler, 6, clock, touched, turns
-        )
-        caller = Caller(ours)
-        caller.unread.extend(wire.unpack(msgpack.packb(commands)))  # type: ignore[arg-type]
-        more = True
-        while more or caller.unread:
-            worker._take_commands(caller)
-            more = worker._finish_turn(time.monotonic(), more)
-            caller.answers.clear()
 
 
 def sending_many(driver: Driver) -> None:
@@ -780,7 +747,7 @@ def test_a_move_to_another_partition_is_done_in_steps():
 
 # What a worker only says, and nobody does work for in a partition.
 ANSWERS = {Op.HELLO, Op.SENT, Op.REFUSED, Op.OPENED, Op.CLOSED, Op.DRAINED, Op.SETTLED, Op.UNSETTLED, Op.DELIVER}
-ANSWERS |= {Op.REPLY, Op.FAILED, Op.CATALOG, Op.AVAILABLE, Op.DELIVER_RUN, Op.TAKES_RUNS}
+ANSWERS |= {Op.REPLY, Op.FAILED, Op.CATALOG, Op.AVAILABLE, Op.DELIVER_RUN, Op.DELIVER_RUNS, Op.TAKES_RUNS}
 # Once for each connection between two workers: the whole catalog is compared.
 ANSWERS |= {Op.JOIN, Op.RULES}
 # Counted by tests of their own, above.

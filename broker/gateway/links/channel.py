@@ -4,7 +4,7 @@ from typing import Any
 
 from broker.errors import BrokerError
 from broker.gateway.host import Host
-from broker.wire import DeliverRun
+from broker.runs import Part
 
 
 class LinkChannel:
@@ -50,7 +50,7 @@ class LinkChannel:
     def on_deliver(self, locked_until_ms: int, entries: list[Any]) -> None:
         raise AssertionError("no receiver on this channel")
 
-    def on_deliver_run(self, message: DeliverRun) -> None:
+    def on_deliver_run(self, locked_until_ms: int, part: Part) -> None:
         raise AssertionError("no receiver on this channel")
 
     def on_closed(self, error: BrokerError | None) -> None:

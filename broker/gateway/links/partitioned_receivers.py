@@ -9,7 +9,8 @@ from broker.gateway.host import Host
 from broker.gateway.links.receivers import ClientReceiver, ReceiverChannel
 from broker.gateway.links.shares import Action, Kind, Shares
 from broker.gateway.namespace import Entity
-from broker.wire import ENTRY, DeliverRun
+from broker.runs import Part
+from broker.wire import ENTRY
 from protocol.addresses import Address
 from protocol.engine.links import Link
 
@@ -134,10 +135,11 @@ class PartitionedReceiver(ClientReceiver):
         super().on_deliver(channel, locked_until_ms, entries)
         self.ask()
 
-    def _deliver_run(self, channel: ReceiverChannel, message: DeliverRun) -> bool:
-        if not super()._deliver_run(channel, message):
+    def _deliver_run(self, channel: ReceiverChannel, locked_until_ms: int, part: Part) -> bool:
+        if not super()._deliver_run(channel, locked_until_ms, part):
             return False
-        self._shares.delivered(channel.partition, message.messages)
+        _, _, _, count, _ = part
+        self._shares.delivered(channel.partition, count)
         self.ask()
         return True
 

@@ -16,7 +16,8 @@ from broker.gateway.links.pending import NativeSettlements, PlainSettlements, Se
 from broker.gateway.links.properties import dead_letter_properties, encode_properties
 from broker.gateway.namespace import Entity
 from broker.namespace.entities import Right
-from broker.wire import ENTRY, DeliverRun, Outcome
+from broker.runs import Part
+from broker.wire import ENTRY, Outcome
 from protocol import conditions, error_texts
 from protocol.addresses import Address
 from protocol.engine.deliveries import (
@@ -155,9 +156,9 @@ class ReceiverChannel(LinkChannel):
         self.delivered += len(entries) // ENTRY
         self._receiver.on_deliver(self, locked_until_ms, entries)
 
-    def on_deliver_run(self, message: DeliverRun) -> None:
-        self.delivered += message.messages
-        self._receiver.on_deliver_run(self, message)
+    def on_deliver_run(self, locked_until_ms: int, part: Part) -> None:
+        self.delivered += part[3]
+        self._receiver.on_deliver_run(self, locked_until_ms, part)
 
     def sent(self, token: bytes) -> None:
         """The deliveries up to this one were given to the engine."""
@@ -337,15 +338,15 @@ class ClientReceiver(EntityLink):
             raise
         self._sent(channel, usable, size_bytes, message_enqueued_ms(entries[3]), credit - usable)
 
-    def on_deliver_run(self, channel: ReceiverChannel, message: DeliverRun) -> None:
+    def on_deliver_run(self, channel: ReceiverChannel, locked_until_ms: int, part: Part) -> None:
         """As `on_deliver`, of a run."""
-        if not self._deliver_run(channel, message):
-            _, _, locked_until_ms, token, numbers, delivery_count, _, run = message
+        if not self._deliver_run(channel, locked_until_ms, part):
+            token, numbers, delivery_count, _, run = part
             self.on_deliver(channel, locked_until_ms, runs.entries_of(run, token, numbers, delivery_count))
 
-    def _deliver_run(self, channel: ReceiverChannel, message: DeliverRun) -> bool:
+    def _deliver_run(self, channel: ReceiverChannel, locked_until_ms: int, part: Part) -> bool:
         """False if the run cannot be delivered as one, and nothing was done."""
-        _, _, locked_until_ms, token, numbers, delivery_count, count, run = message
+        token, numbers, delivery_count, count, run = part
         link = self.link
         credit = 0 if link.closed else link.credit
         if count > credit or not link.send_run(run, count, token, numbers, delivery_count, locked_until_ms):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from broker.errors import BrokerError
 from broker.partition.messages.moves import discard, expire, overlay_expires_ms, set_aside, unlocked
 from broker.partition.state.core import Core
-from broker.partition.state.locks import NOBODY, Held
+from broker.partition.state.locks import NOBODY, Held, LockRun
 from broker.partition.state.queue import Queue
 from broker.partition.state.receivers import ALL, Receiver, Session
 from broker.partition.state.sessions import Sessions
@@ -45,7 +45,8 @@ WEIGHT_BYTES = 512  # counted for a delivery besides its record, so that small m
 _AVAILABLE, _EXPIRES_MS, _LOCKS = Place.AVAILABLE, Field.EXPIRES_MS, Due.LOCKS
 _DEFERRED, _QUEUE = Place.DEFERRED, Table.QUEUE
 
-Deliveries = list[tuple[Hashable, int, list[Any]]]  # receiver, locked until, entry items: see `Pumped`
+Delivery = tuple[Hashable, int, list[Any]]  # receiver, locked until, entry items: see `Pumped`
+Deliveries = list[Delivery]
 Drained = list[tuple[Hashable, int]]
 
 
@@ -58,7 +59,7 @@ class Pumped(NamedTuple):
     receivers that have got their session.
     """
 
-    deliveries: Sequence[tuple[Hashable, int, list[Any]]] = ()
+    deliveries: Sequence[Delivery] = ()
     drained: Sequence[tuple[Hashable, int]] = ()
     closed: Sequence[tuple[Hashable, BrokerError]] = ()
     more: bool = False
@@ -68,6 +69,7 @@ class Pumped(NamedTuple):
 
 
 NOTHING = Pumped()
+OfSession = tuple[Session, Receiver, list[Ref]]  # what a receiver is to get of its session
 Taken = list[tuple[Ref, bytes, int]]  # ref, record, time of its DUE entry or NEVER
 _ref_of: Callable[[tuple[Ref, bytes, int]], Ref] = itemgetter(0)
 
@@ -165,8 +167,9 @@ def _hand_out_sessions(
     turn, sessions.awake = deque(sessions.awake.values()), {}
     while turn and used_bytes < budget_bytes and gone_left > 0 and core.work_left() > 0:
         missing = min(READ_MAX, (budget_bytes - used_bytes) // average_bytes + 1)
-        batch: list[tuple[Session, Receiver, list[Ref]]] = []
+        batch: list[OfSession] = []
         ids: list[int] = []
+        keep = True  # what is given is locked
         while turn and missing > 0 and core.work_left() > 0:
             session = turn.popleft()
             receiver = session.receiver
@@ -180,6 +183,7 @@ def _hand_out_sessions(
                 refs = next_of_session(core, queue, session, wanted, wanted)
                 if refs:
                     missing -= len(refs)
+                    keep = keep and not receiver.receive_and_delete
                     ids += map(message_id_of, refs)
                     batch.append((session, receiver, refs))
                     continue
@@ -191,7 +195,26 @@ def _hand_out_sessions(
                 drained.append((receiver.key, receiver.delivered))
         if not batch:
             continue
-        records = iter(core.bodies.read(ids))
+        read = core.bodies.read(ids)
+        usual = _give_usual(core, queue, batch, read, budget_bytes - used_bytes, now_ms) if keep else None
+        if usual is not None:
+            given, bytes_used = usual
+            used_bytes += bytes_used
+            for (session, receiver, refs), items in zip(batch, given, strict=False):
+                receiver.delivered += len(refs)
+                deliveries.append((receiver.key, session.until_ms, items))
+                if receiver.delivered >= receiver.limit:
+                    line.waiting.pop(receiver.key, None)
+                if session.may_have_more or receiver.key in line.draining:
+                    bytes_given = sum(map(len, items[3::ENTRY])) + WEIGHT_BYTES * len(refs)
+                    given_bytes[session.id] = given_bytes.get(session.id, 0) + bytes_given
+                    turn.append(session)
+            for session, _, refs in islice(batch, len(given), None):
+                for ref in refs:
+                    session.window.put_back(ref)
+                turn.append(session)
+            continue
+        records = iter(read)
         for session, receiver, refs in batch:
             if used_bytes >= budget_bytes or gone_left <= 0:
                 for ref in refs:
@@ -212,6 +235,26 @@ def _hand_out_sessions(
                 turn.append(session)
     sessions.awake |= {session.id: session for session in turn}
     return used_bytes, bool(sessions.awake)
+
+
+def _give_usual(
+    core: Core, queue: Queue, batch: list[OfSession], records: list[bytes | None], limit_bytes: int, now_ms: int
+) -> tuple[list[list[Any]], int] | None:
+    """As `_give`, of the first sessions of the batch, until the bytes reach the limit; all of them are locked.
+
+    None if one of their messages is not usual, and nothing was done.
+    """
+    if extension is None:
+        return None
+    first = core.take_tokens(len(records))
+    found = extension.give(batch, records, WEIGHT_BYTES, limit_bytes, core.token_prefix, first)
+    if found is None:
+        return None
+    given, refs, sizes, holders, used_bytes = found
+    queue.locks.add_run(LockRun(core.token_prefix + _token_number(first), refs, sizes, NEVER, holders))
+    queue.tally.outgoing += len(refs)
+    core.journal.delivered(queue.id, refs, now_ms)
+    return given, used_bytes
 
 
 def _give(
@@ -419,7 +462,7 @@ def _lock(core: Core, queue: Queue, receiver: Receiver, taken: Taken, until_ms: 
     run = _run_of(taken, core.token_prefix, first)
     if run is not None:
         items, refs, sizes = run
-        queue.locks.add_run(core.token_prefix + _token_number(first), refs, sizes, until_ms, receiver)
+        queue.locks.add_run(LockRun(core.token_prefix + _token_number(first), refs, sizes, until_ms, receiver))
     elif extension is None:
         items = _locked(core, queue, receiver, taken, until_ms, first)
     else:

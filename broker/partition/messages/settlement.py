@@ -168,8 +168,7 @@ def end_locks(core: Core, queue: Queue, now_ms: int) -> None:
 
 def take_back(core: Core, queue: Queue, holder: Holder, unsent_from: bytes, now_ms: int) -> None:
     """One receiver never got its deliveries from this token on: put them back. Its other locks go on."""
-    queue.locks.part_runs()
-    tokens = holder.tokens_from(unsent_from)
+    tokens = queue.locks.tokens_from(holder, unsent_from)
     queue.tally.released += len(tokens)
     _end(core, queue, Ending(queue.locks.set_apart(tokens), None), now_ms)
 
@@ -179,10 +178,9 @@ def lose_locks(core: Core, queue: Queue, holder: Holder, unsent_from: bytes | No
 
     Those from the token `unsent_from` on never reached it, and are only put back.
     """
-    queue.locks.part_runs()
-    unsent = len(holder.tokens_from(unsent_from))
+    unsent = len(queue.locks.tokens_from(holder, unsent_from))
     queue.tally.released += unsent
-    queue.tally.locks_lost += len(holder.tokens) - unsent
+    queue.tally.locks_lost += len(queue.locks.tokens(holder)) - unsent
     _end(core, queue, Ending(holder, Op.LOCK_LOST, unsent_from), now_ms)
 
 
@@ -212,7 +210,7 @@ def put_back_some(core: Core, queue: Queue, ending: Ending, now_ms: int, all_of_
     What was not sent comes back without a write. In a queue without sessions that costs the turn nothing, so that it is
     all back before what is behind it is handed out; the receiver's window limits it.
     """
-    tokens, work = ending.holder.tokens, int(queue.sessions is not None)
+    tokens, work = queue.locks.tokens(ending.holder), int(queue.sessions is not None)
     while tokens:
         for token in list(islice(tokens, core.step())):
             if not all_of_it and core.turn.work and core.work_left() <= 0:

@@ -206,9 +206,9 @@ def close(core: Core, queue: Queue, receiver: Receiver, broken: bool, unsent_fro
     if broken and core.settings.keep_locks_of_broken_connections:
         session.receiver = None
         return
-    unsent = len(session.tokens_from(unsent_from))
+    unsent = len(queue.locks.tokens_from(session, unsent_from))
     queue.tally.released += unsent
-    queue.tally.locks_lost += len(session.tokens) - unsent if broken else 0
+    queue.tally.locks_lost += len(queue.locks.tokens(session)) - unsent if broken else 0
     _release(core, queue, session, Op.LOCK_LOST if broken else None, now_ms)
 
 
@@ -274,9 +274,9 @@ def end_locks(core: Core, queue: Queue, now_ms: int) -> None:
 
 
 def _lose(core: Core, queue: Queue, session: Session, now_ms: int) -> None:
-    unsent = len(session.tokens_from(session.unsent_from))
+    unsent = len(queue.locks.tokens_from(session, session.unsent_from))
     queue.tally.released += unsent
-    queue.tally.locks_ended += len(session.tokens) - unsent
+    queue.tally.locks_ended += len(queue.locks.tokens(session)) - unsent
     queue.tally.session_locks_lost += 1
     if session.receiver is not None:
         core.close_receiver(session.receiver, SessionLockLost(error_texts.SESSION_LOCK_LOST))
@@ -287,7 +287,7 @@ def drop_locks(core: Core, queue: Queue, now_ms: int) -> None:
     """End all locks because the entity was changed (ST13). This is no failed delivery."""
     assert queue.sessions is not None
     for session in queue.sessions.locked.values():
-        queue.tally.locks_lost += len(session.tokens)
+        queue.tally.locks_lost += len(queue.locks.tokens(session))
         queue.tally.session_locks_lost += 1
         if session.receiver is not None:
             core.close_receiver(session.receiver, SessionLockLost(CHANGED))

@@ -8,8 +8,9 @@ have ended only after that one.
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice, takewhile
-from operator import itemgetter
+from itertools import islice, repeat, takewhile
+from operator import attrgetter, itemgetter
+from typing import NamedTuple
 
 from broker.partition.state.window import Ref, number_of
 from broker.runs import RANGE_BYTES, count_of, range_of, token_ahead, tokens_of
@@ -25,8 +26,8 @@ _AVAILABLE, _DEFERRED = Place.AVAILABLE, Place.DEFERRED  # here, because to look
 class Holder:
     """The holder of locks: a receiver, a session, or nobody in particular.
 
-    `tokens` are the tokens of its locks, in ascending order, which is the order in which they were made. None of its
-    locks lasts longer than `until_ms`; LOST ends all of them at once, however many there are.
+    `tokens` are the tokens of its locks, in ascending order, which is the order in which they were made; `Locks.tokens`
+    has all. None of its locks lasts longer than `until_ms`; LOST ends all of them at once, however many there are.
     """
 
     __slots__ = ("tokens", "until_ms")
@@ -34,12 +35,6 @@ class Holder:
     def __init__(self) -> None:
         self.tokens: dict[bytes, None] = {}  # a dict only for its order
         self.until_ms = NEVER
-
-    def tokens_from(self, first: bytes | None) -> list[bytes]:
-        """This token and later ones; empty if `first` is None."""
-        if first is None:
-            return []
-        return list(takewhile(first.__le__, reversed(self.tokens)))[::-1]
 
 
 # The holder of locks that requests took: no receiver holds them, so they are found only by token. Its `tokens` stay
@@ -55,6 +50,7 @@ ref_of: Callable[[Held], Ref] = itemgetter(0)
 size_of: Callable[[Held], int] = itemgetter(1)
 _until_ms: Callable[[Held], int] = itemgetter(4)
 _holder: Callable[[Held], Holder] = itemgetter(5)
+_ends_ms: Callable[[Holder], int] = attrgetter("until_ms")
 
 
 class Ending:
@@ -77,9 +73,41 @@ class Ending:
         return self.failed_by if self.unsent_from is None or token < self.unsent_from else None
 
 
-# Locks that were made together: the first token, refs, bytes of the records, end of the locks, holder. The messages are
-# available, without a DUE entry, and their tokens consecutive.
-LockRun = tuple[bytes, list[Ref], list[int], int, Holder]
+class LockRun(NamedTuple):
+    """Locks that were made together. The messages are available, without a DUE entry, and their tokens consecutive.
+
+    `sizes` are the bytes of their records. `holders`: the holder of all, or one for each.
+    """
+
+    first: bytes
+    refs: list[Ref]
+    sizes: list[int]
+    until_ms: int
+    holders: Holder | list[Holder]
+
+    def part(self, begin: int, end: int) -> "LockRun":
+        first, refs, sizes, until_ms, holders = self
+        if not isinstance(holders, Holder):
+            holders = holders[begin:end]
+        return LockRun(token_ahead(first, begin), refs[begin:end], sizes[begin:end], until_ms, holders)
+
+    def has_ended(self, begin: int, end: int, now_ms: int) -> bool:
+        """True if one of these locks has ended at this time."""
+        holders = (self.holders,) if isinstance(self.holders, Holder) else self.holders[begin:end]
+        return min(self.until_ms, *map(_ends_ms, holders)) <= now_ms
+
+    def held(self) -> list[Held]:
+        _, refs, sizes, until_ms, holders = self
+        if extension is not None:
+            found: list[Held] = extension.held_of(refs, sizes, NEVER, _AVAILABLE, until_ms, holders)
+            return found
+        each = repeat(holders, len(refs)) if isinstance(holders, Holder) else holders
+        return [
+            (ref, size, NEVER, _AVAILABLE, until_ms, holder)
+            for ref, size, holder in zip(refs, sizes, each, strict=True)
+        ]
+
+
 RUNS_MAX = 1024  # of one queue; a list of many takes long to change
 
 
@@ -108,16 +136,25 @@ class Locks:
             self.part_runs()
         return self._held
 
-    def add_run(self, token: bytes, refs: list[Ref], sizes: list[int], until_ms: int, holder: Holder) -> None:
-        """Lock these available messages without a DUE entry, with consecutive tokens from this one on.
-
-        The tokens must be later than all others.
-        """
+    def add_run(self, run: LockRun) -> None:
+        """Add these locks, whose tokens must be later than all others."""
         if len(self._runs) >= RUNS_MAX:
             self.part_runs()
-        self._firsts.append(_counter_of(token))
-        self._runs.append((token, refs, sizes, until_ms, holder))
-        self._in_runs += len(refs)
+        self._firsts.append(_counter_of(run.first))
+        self._runs.append(run)
+        self._in_runs += len(run.refs)
+
+    def tokens(self, holder: Holder) -> dict[bytes, None]:
+        """The tokens of all its locks: see `Holder`."""
+        if self._runs:
+            self.part_runs()
+        return holder.tokens
+
+    def tokens_from(self, holder: Holder, first: bytes | None) -> list[bytes]:
+        """Those of its tokens from this one on; empty if `first` is None."""
+        if first is None:
+            return []
+        return list(takewhile(first.__le__, reversed(self.tokens(holder))))[::-1]
 
     def part_runs(self) -> None:
         """Let `held` and the holders have each lock."""
@@ -129,9 +166,9 @@ class Locks:
         self._in_runs = 0
 
     def _of_runs(self) -> Iterator[tuple[bytes, Held]]:
-        for token, refs, sizes, until_ms, holder in self._runs:
-            for ahead, held in enumerate(_held_of(refs, sizes, until_ms, holder)):
-                yield token_ahead(token, ahead), held
+        for run in self._runs:
+            for ahead, held in enumerate(run.held()):
+                yield token_ahead(run.first, ahead), held
 
     def _place(self, token: bytes) -> tuple[int, int] | None:
         """The run that has the lock of this token, or of the first of this range, and where; None if none has it."""
@@ -139,24 +176,24 @@ class Locks:
         at = bisect_right(self._firsts, counter) - 1
         if at < 0 or len(token) not in (TOKEN_BYTES, RANGE_BYTES):
             return None
-        first, refs, *_ = self._runs[at]
+        run = self._runs[at]
         begin = counter - self._firsts[at]
-        return (at, begin) if begin < len(refs) and first[:COMMON_BYTES] == token[:COMMON_BYTES] else None
+        return (at, begin) if begin < len(run.refs) and run.first[:COMMON_BYTES] == token[:COMMON_BYTES] else None
 
     def _take(self, at: int, begin: int, count: int) -> list[Held]:
         """Remove so many locks of this run."""
-        token, refs, sizes, until_ms, holder = self._runs[at]
-        end = begin + count
+        run = self._runs[at]
+        end, length = begin + count, len(run.refs)
         self._in_runs -= count
-        if count == len(refs):
+        if count == length:
             del self._firsts[at], self._runs[at]
-            return _held_of(refs, sizes, until_ms, holder)
-        left = [(token, refs[:begin], sizes[:begin], until_ms, holder)] if begin else []
-        if end < len(refs):
-            left.append((token_ahead(token, end), refs[end:], sizes[end:], until_ms, holder))
+            return run.held()
+        left = [run.part(0, begin)] if begin else []
+        if end < length:
+            left.append(run.part(end, length))
         self._runs[at : at + 1] = left
-        self._firsts[at : at + 1] = [_counter_of(each[0]) for each in left]
-        return _held_of(refs[begin:end], sizes[begin:end], until_ms, holder)
+        self._firsts[at : at + 1] = [_counter_of(each.first) for each in left]
+        return run.part(begin, end).held()
 
     def add(self, token: bytes, held: Held) -> None:
         self.held[token] = held
@@ -171,8 +208,7 @@ class Locks:
         held = self._held.get(token)
         if held is None and (place := self._place(token)) is not None:
             at, begin = place
-            _, refs, sizes, until_ms, holder = self._runs[at]
-            held = refs[begin], sizes[begin], NEVER, _AVAILABLE, until_ms, holder
+            [held] = self._runs[at].part(begin, begin + 1).held()
         if held is None or _until_ms(held) <= now_ms or _holder(held).until_ms <= now_ms:
             return None
         return held
@@ -209,10 +245,12 @@ class Locks:
                     removed += self._remove_each(tokens_of([singles]), now_ms)
                 else:
                     at, begin = place
-                    _, refs, _, until_ms, holder = self._runs[at]
-                    count = min(left, len(refs) - begin)
-                    is_over = until_ms <= now_ms or holder.until_ms <= now_ms
-                    removed += [None] * count if is_over else self._take(at, begin, count)
+                    run = self._runs[at]
+                    count = min(left, len(run.refs) - begin)
+                    if run.has_ended(begin, begin + count, now_ms):
+                        self.part_runs()
+                        continue
+                    removed += self._take(at, begin, count)
                 left -= count
                 if left:
                     each = range_of(token_ahead(each[:TOKEN_BYTES], count), left)
@@ -333,9 +371,10 @@ class Locks:
         assert not NOBODY.tokens
         assert NOBODY.until_ms == NEVER
         in_runs = dict(self._of_runs())
-        assert self._in_runs == len(in_runs) == sum(len(sizes) for _, _, sizes, _, _ in self._runs)
+        assert self._in_runs == len(in_runs) == sum(len(run.sizes) for run in self._runs)
+        assert all(isinstance(run.holders, Holder) or len(run.holders) == len(run.refs) for run in self._runs)
         assert max(self._held, default=b"") < min(in_runs, default=b"\xff"), "a lock in a run is not later"
-        assert [_counter_of(token) for token, *_ in self._runs] == self._firsts
+        assert [_counter_of(run.first) for run in self._runs] == self._firsts
         assert [*in_runs] == sorted(in_runs)
         held = [*self._held.values(), *in_runs.values()]
         in_deferred = {number_of(ref) for ref, _, _, place, _, _ in held if place == _DEFERRED}
@@ -355,11 +394,3 @@ class Locks:
 
 def _counter_of(token: bytes) -> int:
     return int.from_bytes(token[COMMON_BYTES:TOKEN_BYTES], "big")
-
-
-def _held_of(refs: list[Ref], sizes: list[int], until_ms: int, holder: Holder) -> list[Held]:
-    """The locks of a run."""
-    if extension is not None:
-        found: list[Held] = extension.held_of(refs, sizes, NEVER, _AVAILABLE, until_ms, holder)
-        return found
-    return [(ref, size, NEVER, _AVAILABLE, until_ms, holder) for ref, size in zip(refs, sizes, strict=True)]

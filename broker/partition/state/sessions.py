@@ -192,7 +192,7 @@ class Sessions:
 
     def reset(self, session: Session, locks: Locks) -> None:
         """Let the messages of the session be fetched again from the start."""
-        held = (locks.held[token] for token in session.tokens)
+        held = (locks.held[token] for token in locks.tokens(session))
         session.window.reset({number_of(ref) for ref, _, _, place, _, _ in held if place == _AVAILABLE})
 
     def fetch(self, session: Session, limit: int) -> list[tuple[int, bytes]]:
