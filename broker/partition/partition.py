@@ -17,7 +17,7 @@ from broker.partition.forwarding import destination
 from broker.partition.forwarding import source as forwarding
 from broker.partition.messages import duplicates, expiry, hand_out, schedule, settlement
 from broker.partition.messages.admission import Incoming
-from broker.partition.messages.hand_out import Pumped
+from broker.partition.messages.deliveries import NOTHING, Pumped
 from broker.partition.messages.restoring import restore
 from broker.partition.moving import moves
 from broker.partition.requests import Underway, request
@@ -356,7 +356,7 @@ class Partition:
         core = self._core
         turn = core.turn
         if not (turn.awake or turn.outgoing or turn.offering or turn.accepted or turn.closed):
-            return hand_out.NOTHING  # the usual case of a send
+            return NOTHING  # the usual case of a send
         if core.quiet:
             moves.hold_back(core)
         forwards = forwarding.pump(core, now_ms) if turn.outgoing else ()

@@ -22,7 +22,8 @@ from broker.errors import (
 from broker.partition import sending
 from broker.partition.forwarding.source import forwards
 from broker.partition.messages import browsing, settlement
-from broker.partition.messages.hand_out import RECEIVED_AND_DELETED, new_token, withdraw
+from broker.partition.messages.deliveries import RECEIVED_AND_DELETED, new_token
+from broker.partition.messages.hand_out import withdraw
 from broker.partition.messages.moves import Properties, discard, expire, overlay_expires_ms, set_aside, unlocked
 from broker.partition.messages.schedule import scheduled_ms_of
 from broker.partition.moving import moves

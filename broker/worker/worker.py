@@ -25,7 +25,7 @@ from broker.errors import BrokerError, InternalError, InvalidArgument
 from broker.logging import get_logger
 from broker.metrics import WorkerMetrics
 from broker.partition.forwarding.destination import ENTRY
-from broker.partition.messages.hand_out import NOTHING, Delivery, Pumped
+from broker.partition.messages.deliveries import NOTHING, Delivery, Pumped
 from broker.partition.partition import Partition
 from broker.partition.requests import Underway
 from broker.touched_partition import TouchedPartition

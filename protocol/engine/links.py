@@ -380,20 +380,22 @@ class Link:
 
     def send_run(
         self, run: bytes, count: int, token: bytes, numbers: int | bytes, delivery_count: int, locked_until_ms: int
-    ) -> bool:
+    ) -> int | None:
         """Send the first `count` messages of a run, with consecutive tokens as their tags.
 
-        `numbers` is the first of consecutive sequence numbers, or 8 bytes for each. The messages need
-        credit. False if they are not usual, and nothing is sent.
+        `numbers` is the first of consecutive sequence numbers, or 8 bytes for each. The messages need credit. Returns
+        the time when the first was enqueued, which is before 1970 for some; None if they are not usual, and nothing is
+        sent.
         """
         outgoing, pump = self.outgoing, self.engine.pump
         if outgoing is None or self.own_handle is None:
-            return False
+            return None
         pump.add(outgoing, *self.own_handle)
-        size_bytes = outgoing.deliver(run, 0, count, token, numbers, delivery_count, locked_until_ms, pump)
-        if size_bytes is None:
-            return False
+        sent = outgoing.deliver(run, 0, count, token, numbers, delivery_count, locked_until_ms, pump)
+        if sent is None:
+            return None
         if self.known_credit is not None:
             self.known_credit -= count
+        size_bytes, enqueued_ms = sent
         self.session.sent_bytes += size_bytes
-        return True
+        return int(enqueued_ms)

@@ -226,6 +226,7 @@ static bool has_window(Outgoing *outgoing, PyObject *pump, size_t frames) {
 }
 
 // deliver(run, at, count, token, numbers, delivery_count, locked_until_ms, pump)
+//   -> where the messages end in the run, when the first was enqueued | None, if they are not usual
 static PyObject *outgoing_deliver(PyObject *self, PyObject *arguments) {
     Outgoing *outgoing = (Outgoing *)self;
     PyObject *run, *numbers, *locked_until, *pump;
@@ -249,9 +250,11 @@ static PyObject *outgoing_deliver(PyObject *self, PyObject *arguments) {
     uint32_t largest = pump_max_frame(pump);
     size_t frame_bytes = largest ? (largest > PERFORMATIVE_BYTES ? largest - PERFORMATIVE_BYTES : 0) : SIZE_MAX;
     bool locked = locked_until != Py_None;
+    long long enqueued_ms = 0;
     for (Py_ssize_t left = count; left; left--) {
         size_t record_bytes = run_next(bytes, size, &end);
         if (!record_bytes || !record_is_usual(bytes + end, record_bytes) || !frame_bytes) Py_RETURN_NONE;
+        if (left == count) enqueued_ms = (int64_t)read_u64(bytes + end + ENQUEUED_AT);
         size_t rendered_bytes = record_rendered_bytes(bytes + end, record_bytes, locked);
         frames += frames_of(rendered_bytes, frame_bytes);
         queued_bytes += rendered_bytes;
@@ -298,7 +301,7 @@ static PyObject *outgoing_deliver(PyObject *self, PyObject *arguments) {
         if (needed > 1 && pump_write(pump) < 0) return NULL;
         next_token(tag);
     }
-    return PyLong_FromSize_t(end);
+    return Py_BuildValue("nL", (Py_ssize_t)end, enqueued_ms);
 }
 
 static PyObject *outgoing_take_accepted(PyObject *self, PyObject *none) {

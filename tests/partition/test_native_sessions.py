@@ -7,7 +7,7 @@ from driver import MAIN, START_MS, Driver, message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.partition.messages import hand_out
+from broker.partition.messages import session_hand_out
 from broker.partition.settings import PartitionSettings
 from broker.runs import ranges_of
 from broker.wire import Outcome
@@ -92,7 +92,7 @@ def test_sessions_are_served_alike(settings, steps, receive_and_delete):
     for step in [*steps, *[("grant", number, 9) for number in range(len(SESSIONS))]]:
         seen = one.step(*step)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(hand_out, "extension", None)
+            patch.setattr(session_hand_out, "extension", None)
             assert seen == other.step(*step)
         assert one.driver.counts() == other.driver.counts()
         one.driver.partition.check()

@@ -37,7 +37,7 @@ from protocol.engine.links import Link
 from protocol.engine.native import address_of, native
 from protocol.lock_tokens import COMMON_BYTES, uuid_bytes
 from protocol.symbols import DELAY
-from storage.records import MESSAGE_HEADER_BYTES, message_enqueued_ms
+from storage.records import message_enqueued_ms
 
 MOVING_S = 0.1  # between two tries to receive from an entity that is being moved
 
@@ -349,19 +349,20 @@ class ClientReceiver(EntityLink):
         token, numbers, delivery_count, count, run = part
         link = self.link
         credit = 0 if link.closed else link.credit
-        if count > credit or not link.send_run(run, count, token, numbers, delivery_count, locked_until_ms):
+        if count > credit:
             return False
-        channel.sent(runs.token_ahead(token, count - 1))
-        size_bytes = len(run) - count * runs.SIZE_BYTES
-        first = run[runs.SIZE_BYTES : runs.SIZE_BYTES + MESSAGE_HEADER_BYTES]
-        self._sent(channel, count, size_bytes, message_enqueued_ms(first), credit - count)
+        enqueued_ms = link.send_run(run, count, token, numbers, delivery_count, locked_until_ms)
+        if enqueued_ms is None:
+            return False
+        channel.sent(token if count == 1 else runs.token_ahead(token, count - 1))
+        self._sent(channel, count, len(run) - count * runs.SIZE_BYTES, enqueued_ms, credit - count)
         return True
 
     def _sent(self, channel: ReceiverChannel, count: int, size_bytes: int, enqueued_ms: int, credit: int) -> None:
         """Deliveries were given to the engine; `credit` is left."""
         self.metrics.outgoing_messages += count
         self.metrics.outgoing_bytes += size_bytes
-        self._latency.observe_many(max(0.0, time.time() - enqueued_ms / 1000), count)
+        self._latency.observe_many(max(0.0, time.time() - max(0, enqueued_ms) / 1000), count)
         granted = channel.limit - channel.delivered
         if (granted < self._window // 2 and granted < credit) or self._is_blocked:
             self.ask()  # the client has more credit than the partition was granted

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from broker.namespace.fragments import key_of
 from broker.partition.messages.admission import Incoming
+from broker.partition.messages.deliveries import READ_MAX, WEIGHT_BYTES
 from broker.partition.messages.expiry import end_of_life
-from broker.partition.messages.hand_out import READ_MAX, WEIGHT_BYTES
 from broker.partition.messages.moves import move, set_aside, set_aside_unlocked
 from broker.partition.state.bodies import staged_id, with_times
 from broker.partition.state.core import Core

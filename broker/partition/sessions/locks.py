@@ -19,8 +19,8 @@ from collections.abc import Hashable
 from itertools import islice
 
 from broker.errors import BrokerError, LockLost, NotAllowed, OperationTimeout, SessionCannotBeLocked, SessionLockLost
-from broker.partition.messages.hand_out import next_of_session
 from broker.partition.messages.moves import expire, overlay_expires_ms, set_aside, unlocked
+from broker.partition.messages.session_hand_out import next_of_session
 from broker.partition.messages.settlement import put_back_some
 from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
