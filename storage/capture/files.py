@@ -111,7 +111,7 @@ def _table(
             raise DamagedFile(place.uri(file.path), f"has other columns than the table {file.table}")
         source.seek(0)
         return pq.read_table(source, columns=list(columns), filters=wanted, page_checksum_verification=True)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, UnicodeDecodeError) as error:  # the latter of a column's name
         raise DamagedFile(place.uri(file.path), f"cannot be read: {error}") from None
     except OSError as error:
         if error.errno is not None:  # of the file system

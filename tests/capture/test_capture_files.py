@@ -194,6 +194,16 @@ def test_a_flipped_bit_is_named_or_changes_nothing(tmp_path_factory, data):
     assert [str(place.local / each) for each in damaged] == [str(path)], "compaction reads the checksum of all of it"
 
 
+def test_a_name_of_a_column_that_is_no_text_is_named(tmp_path):
+    place, path = spoiled(tmp_path)
+    content = path.read_bytes()
+    assert b"journalOffset" in content
+    path.write_bytes(content.replace(b"journalOffset", b"\xf3ournalOffset"))
+    with pytest.raises(DamagedFile) as caught:
+        read(Captured(place), 0, 90)
+    assert caught.value.path == str(path)
+
+
 def test_compaction_leaves_damaged_files_and_merges_the_others(tmp_path):
     place, path = spoiled(tmp_path)
     os.truncate(path, 50)
