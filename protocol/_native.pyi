@@ -101,6 +101,31 @@ def lock(
 ) -> list[Any]:
     """Lock the messages, with consecutive tokens. Returns entry items."""
 
+def run_of_taken(
+    taken: list[tuple[Any, bytes, int]], prefix: bytes, first_counter: int, never: int
+) -> tuple[list[Any], list[Any], list[int]] | None:
+    """Entry items, with consecutive tokens, refs, and bytes of the records; None if one of the messages expires."""
+
+def give(
+    batch: list[tuple[Any, Any, list[Any]]],
+    records: list[bytes | None],
+    weight_bytes: int,
+    limit_bytes: int,
+    prefix: bytes,
+    first_counter: int,
+) -> tuple[list[list[Any]], list[Any], list[int], list[Any], int] | None:
+    """The messages of the first sessions of the batch, until their bytes as in `take_usual` reach the limit.
+
+    The batch is (session, receiver, refs) each; the tokens are consecutive. Returns entry items of each session; then of
+    all messages refs, bytes of the records, and sessions; and the bytes. None if a message is missing, expires, or has
+    more in its overlay than the session, which the items leave out.
+    """
+
+def held_of(
+    refs: list[Any], sizes: list[int], never: int, place: int, until_ms: int, holders: Any
+) -> list[tuple[Any, int, int, int, int, Any]]:
+    """Held messages; `holders` is the holder of all, or a list of one for each."""
+
 def unlock(
     held: dict[bytes, Any], tokens: list[bytes], now_ms: int, never: int, deferred: set[int], expiring: set[int]
 ) -> list[Any]:
@@ -111,6 +136,14 @@ def keys_of(messages: list[Any], queue_id: int, never: int, timer: int) -> tuple
 
 def run_of(records: list[bytes]) -> bytes: ...
 def parts_of(entries: list[Any]) -> list[tuple[bytes, int | bytes, int, int, bytes] | list[Any]] | None:
+    """See `broker.runs`."""
+
+def together(
+    deliveries: list[tuple[tuple[Any, int], int, list[Any]]], largest_bytes: int
+) -> list[tuple[int, int, tuple[bytes, int | bytes, int, int, bytes]]] | None:
+    """See `broker.runs`; no run is larger than `largest_bytes`."""
+
+def ranges_of(ranges: list[bytes]) -> list[bytes]:
     """See `broker.runs`."""
 
 def tokens_of(ranges: Any) -> list[bytes]:
@@ -317,12 +350,12 @@ class Outgoing:
         delivery_count: int,
         locked_until_ms: int | None,
         pump: Pump,
-    ) -> int | None:
+    ) -> tuple[int, int] | None:
         """Send `count` messages of the run from offset `at` on, with consecutive tokens.
 
         `numbers` is the first of consecutive sequence numbers, or 8 bytes for each. `pump` is that of the connection.
 
-        Returns the offset behind them. None if nothing is sent: they are not usual, or some take several frames, and
+        Returns the offset behind them, and the time when the first was enqueued. None if nothing is sent: they are not usual, or some take several frames, and
         the session's window is too small for all frames, or the messages are deleted when they are sent.
         """
 

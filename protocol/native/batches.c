@@ -728,7 +728,7 @@ PyObject *tokens_of(PyObject *module, PyObject *ranges) {
 // ranges_of(ranges) -> [range, ...]: see `broker.runs`
 PyObject *ranges_of(PyObject *module, PyObject *ranges) {
     (void)module;
-    Py_ssize_t count = PyList_Size(ranges), of_range = 0; // what the last range came from: one, if it is one of `ranges`
+    Py_ssize_t count = PyList_Size(ranges), joined_here = 0; // in `first`; none before the first
     if (count < 0) return NULL;
     PyObject *joined = PyList_New(0), *one = NULL;
     uint8_t first[RANGE_BYTES] = {0};
@@ -741,24 +741,24 @@ PyObject *ranges_of(PyObject *module, PyObject *ranges) {
         if (range && PyBytes_AsStringAndSize(range, &bytes, &size) < 0) goto failed;
         if (size == RANGE_BYTES) here = read_u32((uint8_t *)bytes + TOKEN_BYTES);
         bool is_range = size == TOKEN_BYTES || size == RANGE_BYTES;
-        if (of_range && is_range && length + here <= UINT32_MAX && !memcmp(first, bytes, 8) &&
+        if (joined_here && is_range && length + here <= UINT32_MAX && !memcmp(first, bytes, 8) &&
             read_u64(first + 8) + length == read_u64((uint8_t *)bytes + 8) && read_u64((uint8_t *)bytes + 8) >= length) {
             length += here;
-            of_range++;
+            joined_here++;
             continue;
         }
-        if (of_range == 1 && PyList_Append(joined, one) < 0) goto failed;
-        if (of_range > 1) {
+        if (joined_here == 1 && PyList_Append(joined, one) < 0) goto failed;
+        if (joined_here > 1) {
             write_u32(first + TOKEN_BYTES, (uint32_t)length);
             if (append(joined, bytes_of(first, sizeof first)) < 0) goto failed;
         }
-        of_range = 0;
+        joined_here = 0;
         if (range && !is_range && PyList_Append(joined, range) < 0) goto failed;
         if (!is_range) continue;
         memcpy(first, bytes, TOKEN_BYTES);
         one = range;
         length = here;
-        of_range = 1;
+        joined_here = 1;
     }
     return joined;
 failed:

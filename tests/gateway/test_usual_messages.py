@@ -100,8 +100,13 @@ async def test_deliveries_of_several_links_come_together(tmp_path):
     [given_back] = [c for c in await scene.worker.commands() if c[0] == Op.SETTLE]
     assert given_back[3:6] == [Outcome.RELEASED, [0, 1], tokens[4:5]]
     scene.client.say(DISPOSITION, True, ids[0], ids[-1], False, outcome(ACCEPTED))
-    settled = [c[3:6] for c in await scene.worker.commands() if c[0] == Op.SETTLE]
-    assert settled == [[Outcome.ACCEPTED, [channels[0], 2, channels[1], 2], [tokens[0], *tokens[5:6], *tokens[2:4]]]]
+    [settled] = [c for c in await scene.worker.commands() if c[0] == Op.SETTLE]
+    counted = settled[4]
+    of_channels = [counted[at] for at in range(0, len(counted), 2) for _ in range(counted[at + 1])]
+    one, other, _ = channels
+    assert dict(zip(settled[5], of_channels, strict=True)) == dict(
+        zip((tokens[0], tokens[2], tokens[3], tokens[5]), (one, other, other, one), strict=True)
+    )
 
 
 @pytest.mark.parametrize("is_settled", [False, True])
