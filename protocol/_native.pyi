@@ -116,9 +116,9 @@ def give(
 ) -> tuple[list[list[Any]], list[Any], list[int], list[Any], int] | None:
     """The messages of the first sessions of the batch, until their bytes as in `take_usual` reach the limit.
 
-    The batch is (session, receiver, refs) each; the tokens are consecutive. Returns entry items of each session; then of
-    all messages refs, bytes of the records, and sessions; and the bytes. None if a message is missing, expires, or has
-    more in its overlay than the session, which the items leave out.
+    The batch is (session, receiver, refs) each; the tokens are consecutive. Returns entry items of each session; then
+    of all messages refs, bytes of the records, and sessions; and the bytes. None if a message is missing, expires, or
+    has more in its overlay than the session, which the items leave out.
     """
 
 def held_of(
@@ -355,8 +355,9 @@ class Outgoing:
 
         `numbers` is the first of consecutive sequence numbers, or 8 bytes for each. `pump` is that of the connection.
 
-        Returns the offset behind them, and the time when the first was enqueued. None if nothing is sent: they are not usual, or some take several frames, and
-        the session's window is too small for all frames, or the messages are deleted when they are sent.
+        Returns the offset behind them, and the time when the first was enqueued. None if nothing is sent: they are not
+        usual, or some take several frames, and the session's window is too small for all frames, or the messages are
+        deleted when they are sent.
         """
 
     def take_accepted(self) -> tuple[int, bool, list[bytes], bytes | None, bytes]:
