@@ -308,7 +308,9 @@ class Incoming:
     def accept(self, count: int) -> None:
         """The first deliveries are accepted."""
 
-    def clear(self) -> None: ...
+    def clear(self) -> None:
+        """The link has ended: forget what has gathered and what waits for an answer."""
+
     def __len__(self) -> int: ...
 
 class Receiver(Protocol):

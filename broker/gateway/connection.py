@@ -171,6 +171,7 @@ class ClientConnection(asyncio.Protocol):
             self.gateway.metrics.sessions -= len(self.engine.sessions)
             self.active.clear()
             self.engine.free()
+            self.unsent.forget()
         if self._opened:
             log.info("connection ended", peer=self._peer, reason=self._reason or str(error or "closed by the client"))
 

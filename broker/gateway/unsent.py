@@ -91,6 +91,12 @@ class UnsentOutput:
             self._retained.popleft()
         return max(0, sent - (self._position - self._kept_bytes))
 
+    def forget(self) -> None:
+        """The connection has ended, and nobody asks any more."""
+        self._outputs.clear()
+        self._retained.clear()
+        self._unwritten.clear()
+
     def deliveries(self) -> dict[tuple[int, int], int]:
         """The number of deliveries without a sent byte, by channel and handle of our end of their links."""
         start = self.trim()

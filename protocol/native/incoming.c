@@ -105,14 +105,18 @@ static int incoming_clear(PyObject *self) {
     return 0;
 }
 
-static void incoming_dealloc(PyObject *self) {
-    Incoming *incoming = (Incoming *)self;
-    PyTypeObject *type = Py_TYPE(self);
-    PyObject_GC_UnTrack(self);
-    incoming_clear(self);
+void incoming_free(Incoming *incoming) {
     buffer_free(&incoming->run);
     buffer_free(&incoming->parts);
     ring_free(&incoming->pending);
+    incoming->count = incoming->message_bytes = 0;
+}
+
+static void incoming_dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    incoming_clear(self);
+    incoming_free((Incoming *)self);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }
@@ -262,7 +266,7 @@ static PyObject *incoming_accept(PyObject *self, PyObject *number) {
 
 static PyObject *incoming_forget(PyObject *self, PyObject *none) {
     (void)none;
-    ring_free(&((Incoming *)self)->pending);
+    incoming_free((Incoming *)self);
     Py_RETURN_NONE;
 }
 

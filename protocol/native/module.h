@@ -111,6 +111,10 @@ extern uint8_t message_id_prefix[18];
 int incoming_take(Incoming *incoming, void *delivery, const uint8_t *message, size_t size, bool settled,
                   const uint8_t *transaction);
 
+// Free the memory of a link whose connection has ended. It has nothing any more.
+void incoming_free(Incoming *incoming);
+void outgoing_free(Outgoing *outgoing);
+
 // Functions of the module.
 PyObject *accept_all(PyObject *module, PyObject *addresses);
 PyObject *settle_all(PyObject *module, PyObject *arguments);

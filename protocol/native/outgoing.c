@@ -197,17 +197,25 @@ static int outgoing_clear(PyObject *self) {
     return 0;
 }
 
-static void outgoing_dealloc(PyObject *self) {
-    Outgoing *outgoing = (Outgoing *)self;
-    PyTypeObject *type = Py_TYPE(self);
-    PyObject_GC_UnTrack(self);
-    outgoing_clear(self);
-    parts_clear(outgoing);
-    ring_free(&outgoing->parts);
+static void free_outcomes(Outgoing *outgoing) {
     buffer_free(&outgoing->transacted);
     lines_clear(outgoing);
     buffer_free(&outgoing->accepted);
     map_free(&outgoing->sent);
+    outgoing->count = 0;
+}
+
+void outgoing_free(Outgoing *outgoing) {
+    parts_clear(outgoing);
+    ring_free(&outgoing->parts);
+    free_outcomes(outgoing);
+}
+
+static void outgoing_dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    outgoing_clear(self);
+    outgoing_free((Outgoing *)self);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }
@@ -448,9 +456,7 @@ static PyObject *outgoing_end(PyObject *self, PyObject *none) {
     (void)none;
     Outgoing *outgoing = (Outgoing *)self;
     size_t count = outgoing->sent.count;
-    lines_clear(outgoing);
-    map_free(&outgoing->sent);
-    outgoing->accepted.size = outgoing->count = outgoing->transacted.size = 0;
+    free_outcomes(outgoing);
     return PyLong_FromSize_t(count);
 }
 

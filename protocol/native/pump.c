@@ -569,23 +569,34 @@ static int pump_clear(PyObject *self) {
     return 0;
 }
 
-static PyObject *pump_close(PyObject *self, PyObject *none) {
-    (void)none;
-    pump_clear(self);
-    buffer_free(&((Pump *)self)->partial);
-    Py_RETURN_NONE;
-}
-
-static void pump_dealloc(PyObject *self) {
-    Pump *pump = (Pump *)self;
-    PyTypeObject *type = Py_TYPE(self);
-    PyObject_GC_UnTrack(self);
-    pump_clear(self);
+static void pump_free(Pump *pump) {
     buffer_free(&pump->partial);
     buffer_free(&pump->staged);
     buffer_free(&pump->ahead);
     ring_free(&pump->payloads);
     ring_free(&pump->ended);
+}
+
+// Frees what the connection took. Its objects refer to each other, so they may live until Python looks for cycles.
+static PyObject *pump_close(PyObject *self, PyObject *none) {
+    (void)none;
+    Pump *pump = (Pump *)self;
+    for (size_t at = 0; at < pump->by_link.capacity; at++) {
+        if (!pump->by_link.slots[at].key) continue;
+        PyObject *link = pointer_of(pump->by_link.slots[at].value);
+        if ((PyObject *)Py_TYPE(link) == incoming_type) incoming_free((Incoming *)link);
+        else outgoing_free((Outgoing *)link);
+    }
+    pump_clear(self);
+    pump_free(pump);
+    Py_RETURN_NONE;
+}
+
+static void pump_dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    pump_clear(self);
+    pump_free((Pump *)self);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }
