@@ -22,7 +22,6 @@ _token = struct.Struct(">8sQ")
 SIZE_BYTES = _size.size
 RANGE_BYTES = TOKEN_BYTES + 4  # of a token with a number of consecutive ones behind it
 COUNT_MAX = (1 << 32) - 1  # of a range
-SMALL_BYTES = 16 << 10  # of a run: to copy it costs less than to send it by itself
 _LAYOUT_AT = MESSAGE_HEADER_BYTES - LAYOUT_BYTES
 
 
@@ -129,15 +128,15 @@ def parts_of(entries: list[Any]) -> Sequence[Part | list[Any]] | None:
     return parts
 
 
-def together(deliveries: list[tuple[Any, int, list[Any]]]) -> list[tuple[int, int, Part]] | None:
+def together(deliveries: list[tuple[Any, int, list[Any]]], largest_bytes: int) -> list[tuple[int, int, Part]] | None:
     """The deliveries of one worker's turn to one gateway, as `wire.DeliverRuns` has them.
 
-    They are ((gateway, channel), locked_until_ms or 0 if not locked, entry items). None unless each is one
-    small run: see `parts_of`.
+    They are ((gateway, channel), locked_until_ms or 0 if not locked, entry items). None unless each is one run (see
+    `parts_of`) of at most `largest_bytes`.
     """
     if extension is None:
         return None
-    found: list[tuple[int, int, Part]] | None = extension.together(deliveries, SMALL_BYTES)
+    found: list[tuple[int, int, Part]] | None = extension.together(deliveries, largest_bytes)
     return found
 
 

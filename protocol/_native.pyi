@@ -357,9 +357,9 @@ class Outgoing:
 
         `numbers` is the first of consecutive sequence numbers, or 8 bytes for each. `pump` is that of the connection.
 
-        Returns the offset behind them, and the time when the first was enqueued. None if nothing is sent: they are not
-        usual, or some take several frames, and the session's window is too small for all frames, or the messages are
-        deleted when they are sent.
+        Returns the offset behind them, and when the first was enqueued (ms, 0 before 1970). None if nothing is sent:
+        they are not usual, or some take several frames, and the session's window is too small for all frames, or the
+        messages are deleted when they are sent.
         """
 
     def take_accepted(self) -> tuple[int, bool, list[bytes], bytes | None, bytes]:

@@ -69,7 +69,7 @@ from broker.worker.home import Home
 from broker.worker.listening import WorkerListener
 from broker.worker.neighbours import Neighbours, Replies
 from broker.worker.parked import ParkedPartition
-from broker.worker.peer import Peer
+from broker.worker.peer import COPIED_BYTES, Peer
 from broker.worker.shortages import Shortages
 from storage.log.commit_log import LogUsage
 from storage.records import NAMESPACE_ID_BYTES, NEVER, decode_document
@@ -442,7 +442,7 @@ class Worker:
             by_peer.setdefault(each[0][0], []).append(each)  # type: ignore[index]
         left: list[Delivery] = []
         for peer, those in by_peer.items():
-            together = runs.together(those) if peer.takes_several_runs else None
+            together = runs.together(those, COPIED_BYTES) if peer.takes_several_runs else None
             if together is None:
                 left += those
             else:

@@ -384,8 +384,7 @@ class Link:
         """Send the first `count` messages of a run, with consecutive tokens as their tags.
 
         `numbers` is the first of consecutive sequence numbers, or 8 bytes for each. The messages need credit. Returns
-        the time when the first was enqueued, which is before 1970 for some; None if they are not usual, and nothing is
-        sent.
+        when the first was enqueued, in milliseconds since 1970; None if they are not usual, and nothing is sent.
         """
         outgoing, pump = self.outgoing, self.engine.pump
         if outgoing is None or self.own_handle is None:

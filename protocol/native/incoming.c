@@ -110,6 +110,7 @@ void incoming_free(Incoming *incoming) {
     buffer_free(&incoming->parts);
     ring_free(&incoming->pending);
     incoming->count = incoming->message_bytes = 0;
+    incoming->has_begun = false;
 }
 
 static void incoming_dealloc(PyObject *self) {

@@ -129,11 +129,9 @@ def test_small_runs_of_several_channels_go_together(found):
         for channel, (is_locked, entries) in enumerate(found)
     ]
     if extension is None:
-        assert runs.together(deliveries_) is None
+        assert runs.together(deliveries_, 120) is None
         return
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "SMALL_BYTES", 120)
-        together = runs.together(deliveries_)
+    together = runs.together(deliveries_, 120)
     each = [runs.parts_of(entries) for _, _, entries in deliveries_]
     are_small = all(
         until_ms and parts is not None and len(parts) == 1 and isinstance(parts[0], tuple) and len(parts[0][-1]) <= 120

@@ -362,7 +362,7 @@ class ClientReceiver(EntityLink):
         """Deliveries were given to the engine; `credit` is left."""
         self.metrics.outgoing_messages += count
         self.metrics.outgoing_bytes += size_bytes
-        self._latency.observe_many(max(0.0, time.time() - max(0, enqueued_ms) / 1000), count)
+        self._latency.observe_many(max(0.0, time.time() - enqueued_ms / 1000), count)
         granted = channel.limit - channel.delivered
         if (granted < self._window // 2 and granted < credit) or self._is_blocked:
             self.ask()  # the client has more credit than the partition was granted
