@@ -43,12 +43,6 @@ static PyObject *message_key(uint64_t message_id) {
     return bytes_of(key, sizeof key);
 }
 
-PyObject *available_key(uint32_t queue_id, uint64_t number) {
-    uint8_t key[QUEUE_KEY_BYTES];
-    write_available_key(key, queue_id, number);
-    return bytes_of(key, sizeof key);
-}
-
 static PyObject *due_key(uint32_t queue_id, uint8_t timer, uint64_t time_ms, uint64_t number) {
     uint8_t key[DUE_KEY_BYTES], *at = write_u32(key, queue_id);
     *at++ = timer;

@@ -35,7 +35,4 @@ PyObject *add_to_filter(PyObject *module, PyObject *arguments);
 PyObject *seen_rows(PyObject *module, PyObject *arguments);
 PyObject *by_first_byte(PyObject *module, PyObject *rows);
 
-// The key of an available entry, as a new reference.
-PyObject *available_key(uint32_t queue_id, uint64_t number);
-
 #endif

@@ -1,6 +1,5 @@
 #include "entries.h"
 
-#include "batches.h"
 #include "bytes.h"
 #include "records.h"
 
@@ -49,6 +48,12 @@ static void entries_dealloc(PyObject *self) {
     buffer_free(&((Entries *)self)->queues);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
+}
+
+static PyObject *available_key(uint32_t queue_id, uint64_t number) {
+    uint8_t key[QUEUE_KEY_BYTES];
+    write_available_key(key, queue_id, number);
+    return PyBytes_FromStringAndSize((const char *)key, sizeof key);
 }
 
 static PyObject *entries_items(PyObject *self, PyObject *none) {
