@@ -262,8 +262,10 @@ static PyObject *outgoing_deliver(PyObject *self, PyObject *arguments) {
     for (Py_ssize_t left = count; left; left--) {
         size_t record_bytes = run_next(bytes, size, &end);
         if (!record_bytes || !record_is_usual(bytes + end, record_bytes) || !frame_bytes) Py_RETURN_NONE;
-        if (left == count) enqueued_ms = (int64_t)read_u64(bytes + end + ENQUEUED_AT);
-        if (enqueued_ms < 0) enqueued_ms = 0; // as `storage.records.message_enqueued_ms`
+        if (left == count) {
+            enqueued_ms = (int64_t)read_u64(bytes + end + ENQUEUED_AT);
+            if (enqueued_ms < 0) enqueued_ms = 0; // as `storage.records.message_enqueued_ms`
+        }
         size_t rendered_bytes = record_rendered_bytes(bytes + end, record_bytes, locked);
         frames += frames_of(rendered_bytes, frame_bytes);
         queued_bytes += rendered_bytes;
