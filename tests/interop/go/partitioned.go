@@ -143,7 +143,7 @@ var partitionedScenarios = map[string]func(*scene){
 			receiver.complete(message)
 		}
 		keys, scheduled, sender := eightKeys(), []int64{}, s.sender()
-		due := time.Now().Add(4 * time.Second)
+		due := time.Now().Add(6 * time.Second)
 		for _, key := range keys {
 			one := []*azservicebus.Message{withKey(key, key)}
 			scheduled = append(scheduled, must(sender.ScheduleMessages(s.ctx, one, due, nil))...)

@@ -384,7 +384,7 @@ var scenarios = map[string]func(*scene){
 	},
 
 	"schedule": func(s *scene) {
-		due := time.Now().Add(4 * time.Second)
+		due := time.Now().Add(6 * time.Second)
 		sender := s.sender()
 		numbers := must(sender.ScheduleMessages(s.ctx, []*azservicebus.Message{text("later")}, due, nil))
 		too := text("later too")
@@ -407,7 +407,7 @@ var scenarios = map[string]func(*scene){
 	"cancel-scheduled": func(s *scene) {
 		sender := s.sender()
 		messages := []*azservicebus.Message{text("kept"), text("cancelled")}
-		numbers := must(sender.ScheduleMessages(s.ctx, messages, time.Now().Add(3*time.Second), nil))
+		numbers := must(sender.ScheduleMessages(s.ctx, messages, time.Now().Add(6*time.Second), nil))
 		ok(sender.CancelScheduledMessages(s.ctx, numbers[1:], nil), "cancelling")
 		err := sender.CancelScheduledMessages(s.ctx, numbers[1:], nil)
 		failsWithCode(err, azservicebus.CodeNotFound, "a second cancel")

@@ -297,7 +297,7 @@ var sessionScenarios = map[string]func(*scene){
 	},
 
 	"session-schedule": func(s *scene) {
-		due := time.Now().Add(4 * time.Second)
+		due := time.Now().Add(6 * time.Second)
 		sender := s.sender()
 		messages := []*azservicebus.Message{in("a", "kept"), in("a", "cancelled")}
 		numbers := must(sender.ScheduleMessages(s.ctx, messages, due, nil))

@@ -77,7 +77,7 @@ var topicScenarios = map[string]func(*scene){
 	},
 
 	"topic-schedule": func(s *scene) {
-		due := time.Now().Add(3 * time.Second)
+		due := time.Now().Add(6 * time.Second)
 		sender := s.sender()
 		messages := []*azservicebus.Message{text("kept"), text("cancelled")}
 		numbers := must(sender.ScheduleMessages(s.ctx, messages, due, nil))

@@ -85,7 +85,7 @@ export const partitionedScenarios = {
     const deferred = await receiver.receiveDeferredMessages(numbersOf(messages));
     equal(sorted(deferred), TEXTS, "deferred messages");
     await Promise.all(deferred.map((message) => receiver.completeMessage(message)));
-    const due = new Date(Date.now() + 4000);
+    const due = new Date(Date.now() + 6000);
     const sender = scene.sender();
     const scheduled = [];
     for (const key of KEYS) scheduled.push(...(await sender.scheduleMessages({ body: key, partitionKey: key }, due)));

@@ -210,7 +210,7 @@ export const sessionScenarios = {
   },
 
   async "session-schedule"(scene) {
-    const due = new Date(Date.now() + 4000);
+    const due = new Date(Date.now() + 6000);
     const messages = ["kept", "cancelled"].map((body) => ({ body, sessionId: "a" }));
     const numbers = await scene.sender().scheduleMessages(messages, due);
     await scene.sender().cancelScheduledMessages(numbers[1]);

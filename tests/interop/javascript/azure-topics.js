@@ -57,7 +57,7 @@ export const topicScenarios = {
   },
 
   async "topic-schedule"(scene) {
-    const due = new Date(Date.now() + 3000);
+    const due = new Date(Date.now() + 6000);
     const sender = scene.sender();
     const numbers = await sender.scheduleMessages([{ body: "kept" }, { body: "cancelled" }], due);
     await sender.sendMessages({ body: "kept too", scheduledEnqueueTimeUtc: due });

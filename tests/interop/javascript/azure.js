@@ -311,7 +311,7 @@ const scenarios = {
   },
 
   async schedule(scene) {
-    const due = new Date(Date.now() + 4000);
+    const due = new Date(Date.now() + 6000);
     const sender = scene.sender();
     const [number] = await sender.scheduleMessages({ body: "later" }, due);
     await sender.sendMessages({ body: "later too", scheduledEnqueueTimeUtc: due });
@@ -328,7 +328,7 @@ const scenarios = {
 
   async "cancel-scheduled"(scene) {
     const sender = scene.sender();
-    const numbers = await sender.scheduleMessages([{ body: "kept" }, { body: "cancelled" }], new Date(Date.now() + 3000));
+    const numbers = await sender.scheduleMessages([{ body: "kept" }, { body: "cancelled" }], new Date(Date.now() + 6000));
     await sender.cancelScheduledMessages(numbers[1]);
     await rejects(() => sender.cancelScheduledMessages(numbers[1]), code("MessageNotFound"), "a second cancel");
     const receiver = scene.receiver();

@@ -105,7 +105,7 @@ export const partitionedScenarios = {
       "disposition-status": "completed",
       "lock-tokens": types.wrap_array(messages.map((item) => item["lock-token"]), UUID),
     });
-    const due = new Date(Date.now() + 4000);
+    const due = new Date(Date.now() + 6000);
     const scheduled = [];
     for (const key of KEYS) {
       const message = outcomes.encode({ body: key, message_annotations: { [KEY]: key, "x-opt-scheduled-enqueue-time": due } });

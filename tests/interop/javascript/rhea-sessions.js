@@ -254,7 +254,7 @@ export const sessionScenarios = {
   },
 
   async "session-schedule"(scene) {
-    const due = new Date(Date.now() + 4000);
+    const due = new Date(Date.now() + 6000);
     const messages = ["kept", "cancelled"].map((body) => ({
       "message-id": body,
       "session-id": "a",

@@ -99,7 +99,7 @@ export const topicScenarios = {
   },
 
   async "topic-schedule"(scene) {
-    const due = new Date(Date.now() + 3000);
+    const due = new Date(Date.now() + 6000);
     const later = (body) => ({ body, message_id: body, message_annotations: { "x-opt-scheduled-enqueue-time": due } });
     const messages = ["kept", "cancelled"].map((body) => ({
       "message-id": body,

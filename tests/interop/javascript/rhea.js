@@ -319,7 +319,7 @@ const scenarios = {
   },
 
   async schedule(scene) {
-    const due = new Date(Date.now() + 4000);
+    const due = new Date(Date.now() + 6000);
     const later = (body) => ({ body, message_id: body, message_annotations: { "x-opt-scheduled-enqueue-time": due } });
     const messages = [{ "message-id": "later", message: types.wrap_binary(outcomes.encode(later("later"))) }];
     const { body } = await scene.manage("schedule-message", { messages });
@@ -339,7 +339,7 @@ const scenarios = {
   },
 
   async "cancel-scheduled"(scene) {
-    const due = new Date(Date.now() + 3000);
+    const due = new Date(Date.now() + 6000);
     const message = (body) => ({
       "message-id": body,
       message: types.wrap_binary(outcomes.encode({ body, message_annotations: { "x-opt-scheduled-enqueue-time": due } })),

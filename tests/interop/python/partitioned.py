@@ -96,7 +96,7 @@ def numbers(scene: Scene) -> None:
         equal(texts(deferred), TEXTS, "deferred messages")
         for message in deferred:
             receiver.complete_message(message)
-    due = datetime.now(UTC) + timedelta(seconds=4)
+    due = datetime.now(UTC) + timedelta(seconds=6)
     with scene.client.get_queue_sender(scene.queue) as sender:
         scheduled = {}
         for key in KEYS:

@@ -359,7 +359,7 @@ def peek(scene: Scene) -> None:
 
 @scenario("schedule")
 def schedule(scene: Scene) -> None:
-    due = datetime.now(UTC) + timedelta(seconds=4)
+    due = datetime.now(UTC) + timedelta(seconds=6)
     with scene.client.get_queue_sender(scene.queue) as sender:
         (number,) = sender.schedule_messages(ServiceBusMessage("later"), due)
         sender.send_messages(ServiceBusMessage("later too", scheduled_enqueue_time_utc=due))
@@ -377,7 +377,7 @@ def schedule(scene: Scene) -> None:
 
 @scenario("cancel-scheduled")
 def cancel_scheduled(scene: Scene) -> None:
-    due = datetime.now(UTC) + timedelta(seconds=3)
+    due = datetime.now(UTC) + timedelta(seconds=6)
     with scene.client.get_queue_sender(scene.queue) as sender:
         numbers = sender.schedule_messages([ServiceBusMessage("kept"), ServiceBusMessage("cancelled")], due)
         sender.cancel_scheduled_messages(numbers[1])

@@ -249,7 +249,7 @@ def session_dead_letter(scene: Scene) -> None:
 
 @scenario("session-schedule")
 def session_schedule(scene: Scene) -> None:
-    due = datetime.now(UTC) + timedelta(seconds=4)
+    due = datetime.now(UTC) + timedelta(seconds=6)
     with scene.client.get_queue_sender(scene.queue) as sender:
         kept, cancelled = (ServiceBusMessage(text, session_id="a") for text in ("kept", "cancelled"))
         numbers = sender.schedule_messages([kept, cancelled], due)

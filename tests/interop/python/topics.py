@@ -87,7 +87,7 @@ def topic_batch(scene: Scene) -> None:
 
 @scenario("topic-schedule")
 def topic_schedule(scene: Scene) -> None:
-    due = datetime.now(UTC) + timedelta(seconds=3)
+    due = datetime.now(UTC) + timedelta(seconds=6)
     with scene.client.get_topic_sender(scene.queue) as sender:
         numbers = sender.schedule_messages([ServiceBusMessage("kept"), ServiceBusMessage("cancelled")], due)
         sender.send_messages(ServiceBusMessage("kept too", scheduled_enqueue_time_utc=due))

@@ -643,7 +643,7 @@ public final class Azure {
 
         SCENARIOS.put("schedule", () -> {
             Scene scene = new Scene("schedule");
-            OffsetDateTime due = OffsetDateTime.now().plusSeconds(4);
+            OffsetDateTime due = OffsetDateTime.now().plusSeconds(6);
             long number;
             try (ServiceBusSenderClient sender = scene.sender()) {
                 number = sender.scheduleMessage(new ServiceBusMessage("later"), due);
@@ -667,7 +667,7 @@ public final class Azure {
             try (ServiceBusSenderClient sender = scene.sender()) {
                 List<ServiceBusMessage> messages = List.of(new ServiceBusMessage("kept"), new ServiceBusMessage("cancelled"));
                 List<Long> numbers = new ArrayList<>();
-                sender.scheduleMessages(messages, OffsetDateTime.now().plusSeconds(3)).forEach(numbers::add);
+                sender.scheduleMessages(messages, OffsetDateTime.now().plusSeconds(6)).forEach(numbers::add);
                 sender.cancelScheduledMessage(numbers.get(1));
                 sender.cancelScheduledMessage(numbers.get(1)); // this SDK takes message-not-found for success
             }

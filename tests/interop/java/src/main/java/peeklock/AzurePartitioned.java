@@ -132,7 +132,7 @@ final class AzurePartitioned {
                     receiver.receiveDeferredMessageBatch(numbers(messages)).stream().toList();
                 equal(sorted(bodies(deferred)), TEXTS, "deferred messages");
                 deferred.forEach(receiver::complete);
-                OffsetDateTime due = OffsetDateTime.now().plusSeconds(4);
+                OffsetDateTime due = OffsetDateTime.now().plusSeconds(6);
                 List<Long> scheduled = KEYS.stream().map(key -> sender.scheduleMessage(keyed(key, key), due)).toList();
                 onSeveralPartitions(scheduled);
                 sender.cancelScheduledMessages(scheduled.subList(0, 4));

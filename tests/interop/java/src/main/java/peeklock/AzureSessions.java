@@ -327,7 +327,7 @@ final class AzureSessions {
 
         SCENARIOS.put("session-schedule", () -> {
             Scene scene = new Scene("session-schedule");
-            OffsetDateTime due = OffsetDateTime.now().plusSeconds(4);
+            OffsetDateTime due = OffsetDateTime.now().plusSeconds(6);
             try (ServiceBusSenderClient sender = scene.sender()) {
                 sender.scheduleMessage(message("a", "kept"), due);
                 sender.cancelScheduledMessage(sender.scheduleMessage(message("a", "cancelled"), due));
