@@ -13,6 +13,7 @@ from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, cast
 
 from broker.errors import BrokerError, EntityNotFound
+from broker.gateway.answer_room import AnswerRoom
 from broker.gateway.bound_links import MAX_LINKS_WITHOUT_RIGHTS, BoundLinks
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Overrunning, Responder, SessionHolder, Shared
@@ -119,6 +120,7 @@ class ClientConnection(asyncio.Protocol):
         self.rights = Rights(everything=gateway.settings.security.allow_anonymous)
         self.is_stalled = False
         self.waiting_bytes = 0
+        self.answer_room = AnswerRoom()
         self.overrun: set[Overrunning] = set()
         self.blocked: set[Gathering] = set()
         self.next_tick_ms = 0
@@ -230,6 +232,7 @@ class ClientConnection(asyncio.Protocol):
         if self._sasl is None:
             self._links.ask_again()
             self._links.respond()
+            self.answer_room.go_on()
         self.flush()
 
     @_contained

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Protocol
 
 from broker.errors import BrokerError
+from broker.gateway.answer_room import AnswerRoom
 from broker.gateway.message_ids import MessageIds
 from broker.gateway.namespace import Namespace
 from broker.gateway.rights import Rights
@@ -64,16 +65,17 @@ class Responder(Protocol):
 class Host(Turn, Protocol):
     """A connection as its links see it.
 
-    `is_stalled`: the client does not read. `waiting_bytes`: the size of responses that wait for credit. `overrun`:
-    links that may have more than their credit, for which the client may have to wait. `blocked`: links to post when the
-    client reads again. `unsent`: the end of the output. `sessions`: the holder of each session, by queue id and session
-    id. `client_name`: the container id of the client's open.
+    `is_stalled`: the client does not read. `waiting_bytes`: the size of responses that wait for credit. `answer_room`:
+    the room for answers to requests. `overrun`: links that may have more than their credit, for which the client may
+    have to wait. `blocked`: links to post when the client reads again. `unsent`: the end of the output. `sessions`: the
+    holder of each session, by queue id and session id. `client_name`: the container id of the client's open.
     """
 
     client_name: str
 
     is_stalled: bool
     waiting_bytes: int
+    answer_room: AnswerRoom
     overrun: set[Overrunning]
     blocked: set[Gathering]
     unsent: UnsentOutput

@@ -229,6 +229,12 @@ class Call:
     tracking_id: str | None
 
 
+def operation_of(request: Request) -> str | None:
+    """The name of the operation in lower case, whether there is such an operation or not."""
+    operation = text(request.properties.get("operation"))
+    return None if operation is None else operation.lower()
+
+
 def parse(request: Request) -> Call:
     """Raises a ManagementError."""
     properties = request.properties

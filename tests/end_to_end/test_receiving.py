@@ -543,6 +543,23 @@ def test_a_peer_that_asks_much_and_reads_nothing_is_cut_off(broker):
     purge(broker)
 
 
+def test_a_peer_that_asks_much_on_many_links_and_reads_nothing_takes_no_more(start_broker):
+    with start_broker('[[queues]]\nname = "witness"\n[[queues]]\nname = "orders"\n') as broker:
+        gateway = broker.gateway()
+        with RawPeer.connect(broker.amqp_port) as filler:
+            fill(filler, 100, 2400)
+        before = gateway.memory_info().rss
+        with RawPeer.connect(broker.amqp_port, receive_buffer_bytes=4096) as deaf:
+            nodes = [Node(deaf, "orders/$management", credit=0xFFFFFF) for _ in range(40)]
+            deaf.socket.settimeout(3)
+            body = {"from-sequence-number": Long(0), "message-count": Int(100)}
+            with suppress(OSError):
+                for number in range(100_000):
+                    nodes[number % len(nodes)].say("com.microsoft:peek-message", body)
+                raise AssertionError("it was read from to the end")
+            assert gateway.memory_info().rss - before < 160 << 20  # without a limit for all links it was 1 GiB
+
+
 def test_echoes_without_end_to_a_peer_that_does_not_read_are_bounded(broker):
     gateway = broker.gateway()
     before = gateway.memory_info().rss

@@ -45,6 +45,13 @@ MAX_PEEK_MESSAGES = 1000
 MAX_DELETE_MESSAGES = 4000
 MIN_RULE_BYTES = 64  # the least size of a rule in the answer to enumerate-rules
 
+# How large answers may be. Those to other operations are short.
+_ANSWER_BYTES = {
+    "com.microsoft:peek-message": MAX_PEEK_BYTES,
+    "com.microsoft:receive-by-sequence-number": 512 << 10,  # clients ask for a few messages
+    "com.microsoft:enumerate-rules": 256 << 10,
+    "com.microsoft:get-session-state": 64 << 10,
+}
 
 _PLACES = {
     management.MessageState.ACTIVE: Place.AVAILABLE,
@@ -84,6 +91,9 @@ class ManagementRequests(RequestLink):
             management.SetSessionState: self._set_session_state,
             management.GetMessageSessions: self._get_message_sessions,
         }
+
+    def answer_bytes(self, request: Request) -> int:
+        return _ANSWER_BYTES.get(management.operation_of(request) or "", 0)
 
     def handle(self, request: Request, answer: Answer) -> None:
         self._metrics.incoming_requests += 1

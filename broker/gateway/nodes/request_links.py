@@ -82,18 +82,17 @@ class RequestLink(Intake):
         self.connection = connection
         self.link = link
         self.node = (address.node, address.resource)
-        self._unanswered = 0
-        self._postponed: deque[Request] = deque()  # unanswered requests that are not done yet
-        self._is_going_on = False
+        self._begun = 0  # requests that are not answered yet
+        self._postponed: deque[Request] = deque()  # others, which are not begun
         self.transaction: Transaction | None = None  # the transaction of the request that is being handled
 
     @property
     def waiting(self) -> int:
-        return self._unanswered
+        return self._begun + len(self._postponed)
 
     @property
     def is_overrun(self) -> bool:
-        return self._unanswered > OVERRUN * REQUESTS_AT_ONCE  # requests may be large
+        return self.waiting > OVERRUN * REQUESTS_AT_ONCE  # requests may be large
 
     def on_message(self, delivery: Delivery, payload: bytes, batch: bool, settled: bool, state: int) -> None:
         try:
@@ -108,8 +107,8 @@ class RequestLink(Intake):
             except BrokerError as error:
                 self.refuse(delivery, settled, error)
                 if settled:
-                    self._unanswered += 1
-                    self.fail(request, error, partial(self._respond, request))
+                    self._begun += 1
+                    self.fail(request, error, partial(self._respond, request, 0))
                 return
         if settled:
             forget(delivery)
@@ -117,9 +116,7 @@ class RequestLink(Intake):
             settle(delivery, ACCEPTED)
         else:
             settle_in(transaction_id, delivery, ACCEPTED)
-        self._unanswered += 1
-        if transaction_id is None and self._unanswered > REQUESTS_AT_ONCE:
-            # One read may hold a thousand short requests with large answers.
+        if transaction_id is None and (self._postponed or not self._may_begin(request)):
             self._postponed.append(request)
             return
         try:
@@ -128,11 +125,34 @@ class RequestLink(Intake):
             self.transaction = None
 
     def on_detach(self) -> None:
-        self._unanswered -= len(self._postponed)  # else the connection would wait for them
-        self._postponed.clear()
+        self._postponed.clear()  # else the connection would wait for them
+        self.connection.answer_room.waiting.pop(self, None)
+
+    def answer_bytes(self, request: Request) -> int:
+        """How large the answer may be; 0 if it is small."""
+        return 0
+
+    def begin_postponed(self) -> None:
+        postponed = self._postponed
+        while postponed and self._may_begin(postponed[0]):
+            self._do(postponed.popleft())
+
+    def _may_begin(self, request: Request) -> bool:
+        """Whether there is room for the request. If there is none for its answer, the link waits for it."""
+        if self._begun >= REQUESTS_AT_ONCE:
+            return False
+        size_bytes, room = self.answer_bytes(request), self.connection.answer_room
+        if size_bytes and (self.connection.is_stalled or not room.has(size_bytes, self)):
+            room.waiting[self] = None
+            return False
+        room.waiting.pop(self, None)
+        return True
 
     def _do(self, request: Request) -> None:
-        answer = partial(self._respond, request)
+        size_bytes = self.answer_bytes(request)
+        self._begun += 1
+        self.connection.answer_room.take(size_bytes)
+        answer = partial(self._respond, request, size_bytes)
         try:
             self.handle(request, answer)
         except (BrokerError, ProtocolError) as error:
@@ -153,23 +173,14 @@ class RequestLink(Intake):
     def max_response_bytes(self) -> int:
         return self.connection.gateway.settings.amqp.max_message_size_bytes
 
-    def _respond(self, request: Request, response: bytes) -> None:
-        self._unanswered -= 1
+    def _respond(self, request: Request, size_bytes: int, response: bytes) -> None:
+        """`size_bytes`: the room that the request had for its answer."""
+        self._begun -= 1
+        room = self.connection.answer_room
+        room.give_back(size_bytes)
         self.connection.active[self] = None
         link = self.connection.response_link(self.node, request.reply_to, self.link)
         if link is not None:
             link.respond(response)
-        self._go_on()
+        room.go_on(self)
         self.connection.flush()
-
-    def _go_on(self) -> None:
-        """Do postponed requests, as far as there is room."""
-        postponed = self._postponed
-        if self._is_going_on:
-            return
-        self._is_going_on = True
-        try:
-            while postponed and self._unanswered - len(postponed) < REQUESTS_AT_ONCE:
-                self._do(postponed.popleft())
-        finally:
-            self._is_going_on = False
