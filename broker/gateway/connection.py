@@ -13,10 +13,10 @@ from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, cast
 
 from broker.errors import BrokerError, EntityNotFound
-from broker.gateway.answer_room import AnswerRoom
 from broker.gateway.bound_links import MAX_LINKS_WITHOUT_RIGHTS, BoundLinks
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Overrunning, Responder, SessionHolder, Shared
+from broker.gateway.large_answers import LargeAnswers
 from broker.gateway.links.intake import Intake
 from broker.gateway.links.receivers import ClientReceiver
 from broker.gateway.links.senders import ClientSender
@@ -120,7 +120,7 @@ class ClientConnection(asyncio.Protocol):
         self.rights = Rights(everything=gateway.settings.security.allow_anonymous)
         self.is_stalled = False
         self.waiting_bytes = 0
-        self.answer_room = AnswerRoom()
+        self.large_answers = LargeAnswers()
         self.overrun: set[Overrunning] = set()
         self.blocked: set[Gathering] = set()
         self.next_tick_ms = 0
@@ -232,7 +232,7 @@ class ClientConnection(asyncio.Protocol):
         if self._sasl is None:
             self._links.ask_again()
             self._links.respond()
-            self.answer_room.go_on()
+            self.large_answers.go_on()
         self.flush()
 
     @_contained

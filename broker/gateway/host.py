@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Protocol
 
 from broker.errors import BrokerError
-from broker.gateway.answer_room import AnswerRoom
+from broker.gateway.large_answers import LargeAnswers
 from broker.gateway.message_ids import MessageIds
 from broker.gateway.namespace import Namespace
 from broker.gateway.rights import Rights
@@ -65,8 +65,8 @@ class Responder(Protocol):
 class Host(Turn, Protocol):
     """A connection as its links see it.
 
-    `is_stalled`: the client does not read. `waiting_bytes`: the size of responses that wait for credit. `answer_room`:
-    the room for answers to requests. `overrun`: links that may have more than their credit, for which the client may
+    `is_stalled`: the client does not read. `waiting_bytes`: the size of responses that wait for credit.
+    `large_answers`: the room for these. `overrun`: links that may have more than their credit, for which the client may
     have to wait. `blocked`: links to post when the client reads again. `unsent`: the end of the output. `sessions`: the
     holder of each session, by queue id and session id. `client_name`: the container id of the client's open.
     """
@@ -75,7 +75,7 @@ class Host(Turn, Protocol):
 
     is_stalled: bool
     waiting_bytes: int
-    answer_room: AnswerRoom
+    large_answers: LargeAnswers
     overrun: set[Overrunning]
     blocked: set[Gathering]
     unsent: UnsentOutput

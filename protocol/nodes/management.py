@@ -230,15 +230,17 @@ class Call:
 
 
 def operation_of(request: Request) -> str | None:
-    """The name of the operation in lower case, whether there is such an operation or not."""
-    operation = text(request.properties.get("operation"))
-    return None if operation is None else operation.lower()
+    """The name of the operation as the client spells it, whether there is such an operation or not; None without one.
+
+    Names count in any case.
+    """
+    return text(request.properties.get("operation"))
 
 
 def parse(request: Request) -> Call:
     """Raises a ManagementError."""
     properties = request.properties
-    operation = text(properties.get("operation"))
+    operation = operation_of(request)
     if operation is None:
         raise ArgumentError("The application property 'operation' is missing.")
     reader = _READERS.get(operation.lower())

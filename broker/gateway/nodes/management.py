@@ -45,12 +45,13 @@ MAX_PEEK_MESSAGES = 1000
 MAX_DELETE_MESSAGES = 4000
 MIN_RULE_BYTES = 64  # the least size of a rule in the answer to enumerate-rules
 
-# How large answers may be. Those to other operations are short.
-_ANSWER_BYTES = {
-    "com.microsoft:peek-message": MAX_PEEK_BYTES,
-    "com.microsoft:receive-by-sequence-number": 512 << 10,  # clients ask for a few messages
-    "com.microsoft:enumerate-rules": 256 << 10,
-    "com.microsoft:get-session-state": 64 << 10,
+# Operations whose answers have messages, or what clients have stored. All others have short answers.
+_LARGE = {
+    "com.microsoft:peek-message",
+    "com.microsoft:receive-by-sequence-number",
+    "com.microsoft:enumerate-rules",
+    "com.microsoft:get-session-state",
+    "com.microsoft:get-message-sessions",
 }
 
 _PLACES = {
@@ -92,8 +93,8 @@ class ManagementRequests(RequestLink):
             management.GetMessageSessions: self._get_message_sessions,
         }
 
-    def answer_bytes(self, request: Request) -> int:
-        return _ANSWER_BYTES.get(management.operation_of(request) or "", 0)
+    def is_large(self, request: Request) -> bool:
+        return (management.operation_of(request) or "").lower() in _LARGE
 
     def handle(self, request: Request, answer: Answer) -> None:
         self._metrics.incoming_requests += 1

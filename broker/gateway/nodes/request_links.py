@@ -83,7 +83,7 @@ class RequestLink(Intake):
         self.link = link
         self.node = (address.node, address.resource)
         self._begun = 0  # requests that are not answered yet
-        self._postponed: deque[Request] = deque()  # others, which are not begun
+        self._postponed: deque[tuple[Request, bool]] = deque()  # others, not begun; whether their answers may be large
         self.transaction: Transaction | None = None  # the transaction of the request that is being handled
 
     @property
@@ -108,7 +108,7 @@ class RequestLink(Intake):
                 self.refuse(delivery, settled, error)
                 if settled:
                     self._begun += 1
-                    self.fail(request, error, partial(self._respond, request, 0))
+                    self.fail(request, error, partial(self._respond, request, False))
                 return
         if settled:
             forget(delivery)
@@ -116,43 +116,38 @@ class RequestLink(Intake):
             settle(delivery, ACCEPTED)
         else:
             settle_in(transaction_id, delivery, ACCEPTED)
-        if transaction_id is None and (self._postponed or not self._may_begin(request)):
-            self._postponed.append(request)
-            return
+        is_large = self.is_large(request)
         try:
-            self._do(request)
+            # No transaction has requests with large answers, so these wait even if they name one.
+            if (transaction_id is None or is_large) and (self._postponed or not self._may_begin(is_large)):
+                self._postponed.append((request, is_large))
+            else:
+                self._do(request, is_large)
         finally:
             self.transaction = None
 
     def on_detach(self) -> None:
         self._postponed.clear()  # else the connection would wait for them
-        self.connection.answer_room.waiting.pop(self, None)
+        self.connection.large_answers.forget(self)
 
-    def answer_bytes(self, request: Request) -> int:
-        """How large the answer may be; 0 if it is small."""
-        return 0
+    def is_large(self, request: Request) -> bool:
+        """Whether the answer may be large."""
+        return False
 
     def begin_postponed(self) -> None:
         postponed = self._postponed
-        while postponed and self._may_begin(postponed[0]):
-            self._do(postponed.popleft())
+        while postponed and self._may_begin(postponed[0][1]):
+            self._do(*postponed.popleft())
 
-    def _may_begin(self, request: Request) -> bool:
-        """Whether there is room for the request. If there is none for its answer, the link waits for it."""
+    def _may_begin(self, is_large: bool) -> bool:
+        """Whether there is room for one more request; if so, it must begin."""
         if self._begun >= REQUESTS_AT_ONCE:
             return False
-        size_bytes, room = self.answer_bytes(request), self.connection.answer_room
-        if size_bytes and (self.connection.is_stalled or not room.has(size_bytes, self)):
-            room.waiting[self] = None
-            return False
-        room.waiting.pop(self, None)
-        return True
+        return not is_large or self.connection.large_answers.begin(self, self.connection.is_stalled)
 
-    def _do(self, request: Request) -> None:
-        size_bytes = self.answer_bytes(request)
+    def _do(self, request: Request, is_large: bool) -> None:
         self._begun += 1
-        self.connection.answer_room.take(size_bytes)
-        answer = partial(self._respond, request, size_bytes)
+        answer = partial(self._respond, request, is_large)
         try:
             self.handle(request, answer)
         except (BrokerError, ProtocolError) as error:
@@ -173,14 +168,13 @@ class RequestLink(Intake):
     def max_response_bytes(self) -> int:
         return self.connection.gateway.settings.amqp.max_message_size_bytes
 
-    def _respond(self, request: Request, size_bytes: int, response: bytes) -> None:
-        """`size_bytes`: the room that the request had for its answer."""
+    def _respond(self, request: Request, is_large: bool, response: bytes) -> None:
         self._begun -= 1
-        room = self.connection.answer_room
-        room.give_back(size_bytes)
+        if is_large:
+            self.connection.large_answers.end()
         self.connection.active[self] = None
         link = self.connection.response_link(self.node, request.reply_to, self.link)
         if link is not None:
             link.respond(response)
-        room.go_on(self)
+        self.connection.large_answers.go_on(self)
         self.connection.flush()
