@@ -297,9 +297,9 @@ def auto_renew(scene: Scene) -> None:
         message = one(receiver)
         renewer.register(receiver, message)
         time.sleep(8)
-        renewer.close()  # the SDK cannot close a receiver of which another thread renews a lock just then
         equal(message.auto_renew_error, None, "error of the renewer")
         receiver.complete_message(message)
+        renewer.close()  # the SDK cannot close a receiver while another thread renews one of its locks
     scene.nothing_is_left()
 
 

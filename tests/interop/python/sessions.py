@@ -150,10 +150,10 @@ def session_auto_renew(scene: Scene) -> None:
     with AutoLockRenewer() as renewer, accept(scene, "a", auto_lock_renewer=renewer) as receiver:
         message = one(receiver)
         time.sleep(8)
-        renewer.close()  # the SDK cannot close a receiver of which another thread renews a lock just then
-        equal(receiver.session.auto_renew_error, None, "error of the renewer")
         receiver.complete_message(message)
+        equal(receiver.session.auto_renew_error, None, "error of the renewer")
         none(receiver, "messages left")
+        renewer.close()  # the SDK cannot close a receiver while another thread renews its lock
 
 
 @scenario("session-lock-lost")
