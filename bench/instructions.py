@@ -72,6 +72,9 @@ class Counted(Peeklock):
         command, environment = super()._command()
         valgrind = ["valgrind", "--tool=callgrind", "--instr-atstart=no", "--trace-children=yes", self._prefix]
         valgrind += [f"--callgrind-out-file={self.directory}/counts.%p", f"--log-file={self.directory}/valgrind.%p"]
+        # Without the module that makes copies of its process: callgrind knows each process by its command.
+        begin = command.index("-m")
+        command[begin : begin + 2] = ["-c", "from broker.cli.commands import main; main()"]
         # Hashes decide about collisions, and so about instructions.
         return [*valgrind, *command], environment | {"PYTHONHASHSEED": "0"}
 
@@ -104,7 +107,8 @@ class Counted(Peeklock):
             command, instructions = COMMAND.search(text), SUMMARY.search(text)
             assert command is not None
             assert instructions is not None
-            name = role(command[1].split())
+            words = command[1].split()
+            name = "supervisor" if "serve" in words else role(words)
             counted[name] = counted.get(name, 0) + int(instructions[1])
         return counted
 

@@ -138,12 +138,11 @@ def cpu_s_by_role(processes: Sequence[psutil.Process]) -> dict[str, float]:
 
 
 def command_of(process: psutil.Process) -> list[str]:
-    """Empty when it has ended."""
+    """Its words, also if it has a title, which is one argument; empty when it has ended."""
     try:
-        command: list[str] = process.cmdline()
+        return " ".join(process.cmdline()).split()
     except psutil.NoSuchProcess:
         return []
-    return command
 
 
 def machine_cpu_s() -> float:

@@ -2,8 +2,9 @@
 
 The supervisor starts `python -m broker.worker`, `-m broker.gateway`, or `-m broker.one_process`, which is both, and
 `-m broker.observer`, which has the operations endpoint where no gateway has it for all, `-m broker.inner_syphon`, and
-`-m broker.journal`. It writes one line of JSON to the standard input, and reads one line of JSON from the standard
-output: either that the process serves, or why it never can.
+`-m broker.journal`. The first ones are copies of its own process that run the same (`broker.supervisor.interpreters`).
+It writes one line of JSON to the standard input, and reads one line of JSON from the standard output: either that the
+process serves, or why it never can.
 
     instructions = read_instructions()
     try:
@@ -136,6 +137,7 @@ def collect_rarely() -> None:
     """
     gc.freeze()
     gc.set_threshold(NEW_OBJECTS)
+    gc.enable()
 
 
 class Pulse:

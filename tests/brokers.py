@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from bench.processes import command_of
 from tests.caller import SIDECAR, WORKERS
 from tests.ports import free_ports
 from tests.processes import REPOSITORY as REPOSITORY
@@ -160,12 +161,7 @@ class Broker(OwnProcess):
         return found
 
     def running_as(self, *modules: str) -> list[psutil.Process]:
-        found = []
-        for process in self.processes():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if set(modules) & set(process.cmdline()):
-                    found.append(process)
-        return found
+        return [process for process in self.processes() if set(modules) & set(command_of(process))]
 
     def log(self) -> str:
         return super().log() if self.sidecar is None else super().log() + self.sidecar.log()

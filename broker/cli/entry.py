@@ -1,5 +1,6 @@
-"""The command `peeklock`: starts the interpreters that `serve` needs before it loads the command line."""
+"""The command `peeklock`: starts the processes that `serve` needs before it loads the command line."""
 
+import gc
 import os
 import sys
 
@@ -11,6 +12,7 @@ _SERVING = ("serve", "worker", "gateway")
 
 
 def main() -> None:
+    gc.disable()  # while modules load, which all stay
     if sys.argv[1:2] == ["serve"] and "--help" not in sys.argv:
         one_process = guess_one_process(sys.argv, os.environ)  # a wrong guess only costs time
         interpreters.start_ahead(interpreters.ONE_PROCESS if one_process else interpreters.SEPARATE)
@@ -19,6 +21,7 @@ def main() -> None:
             from broker.cli.commands import main as run_command
         else:
             from broker.cli.all_commands import main as run_command
+        gc.enable()
         run_command()
     finally:
         interpreters.discard_ahead()

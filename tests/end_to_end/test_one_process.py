@@ -15,6 +15,7 @@ from threading import Event
 import psutil
 import pytest
 
+from bench.processes import command_of
 from broker.settings.config import Settings
 from tests.brokers import Broker, BrokerFailed
 from tests.end_to_end.health import elsewhere, eventually, is_ready, logged, metrics, serves
@@ -59,7 +60,7 @@ def take(broker: Broker, queue: str = "orders", silent_s: float = 1.0) -> list[b
 
 
 def modules(broker: Broker) -> list[str]:
-    return sorted(part for each in broker.processes() for part in each.cmdline() if part.startswith("broker."))
+    return sorted(part for each in broker.processes() for part in command_of(each) if part.startswith("broker."))
 
 
 def test_what_runs_without_a_setting_is_what_the_machine_asks_for(tmp_path):

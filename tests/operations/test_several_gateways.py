@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from bench.processes import command_of
 from tests.brokers import REPOSITORY, Broker
 from tests.end_to_end.health import eventually, is_ready, logged, serves
 from tests.end_to_end.raw_peer import ACCEPTED, CLOSE, DISPOSITION, Closed, RawPeer, message
@@ -186,7 +187,7 @@ def test_without_an_endpoint_there_is_no_process_for_it(tmp_path):
         command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as serve:
         said = [serve.stdout.readline() for _ in range(5)]
-        modules = [each.cmdline()[-1] for each in psutil.Process(serve.pid).children()]
+        modules = [command_of(each)[-1] for each in psutil.Process(serve.pid).children()]
         serve.terminate()
     assert "is ready" in said[0]
     assert not [line for line in said if "Operations" in line]

@@ -29,7 +29,7 @@ def _faulty(owner: Any, method: str, what: str) -> None:
     setattr(owner, method, call)
 
 
-if "broker.one_process" in sys.orig_argv:
+if {"broker.cli", "broker.one_process"} & set(sys.orig_argv):  # the first process is a copy of the command's
     from broker.one_process.embedded import LocalConnection
     from broker.worker.worker import Worker
 

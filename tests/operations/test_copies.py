@@ -1,0 +1,99 @@
+"""The first gateway and worker are copies of the supervisor's process, made before it has read its settings."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench.processes import command_of
+from tests.brokers import Broker
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SERVE = (sys.executable, "-m", "broker.cli", "serve", "--config")
+QUEUE = "[[queues]]\nname = 'orders'\n"
+
+
+def eventually(condition, what):
+    deadline = time.monotonic() + 30
+    while not (found := condition()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+    return found
+
+
+@pytest.fixture
+def waiting(tmp_path):
+    """A supervisor that waits for its file of settings, and its two copies, which wait for their instructions."""
+    os.mkfifo(tmp_path / "config.toml")
+    with subprocess.Popen([*SERVE, tmp_path / "config.toml"], cwd=REPOSITORY, stderr=subprocess.PIPE) as serve:
+
+        def titled():
+            found = psutil.Process(serve.pid).children()
+            return (
+                found if sorted(command_of(each)[-1] for each in found) == ["broker.gateway", "broker.worker"] else []
+            )
+
+        try:
+            yield serve, eventually(titled, "both run")
+        finally:
+            serve.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_copies_without_instructions_end_with_the_supervisor(waiting, number):
+    serve, copies = waiting
+    serve.send_signal(number)
+    _, alive = psutil.wait_procs(copies, timeout=30)
+    assert alive == []
+
+
+def test_copies_are_in_groups_of_their_own(waiting):
+    """So that Ctrl-C, which a terminal sends to the supervisor's group, is not theirs."""
+    serve, copies = waiting
+    assert sorted(os.getpgid(each.pid) for each in copies) == sorted(each.pid for each in copies)
+    assert os.getpgid(serve.pid) not in {each.pid for each in copies}
+
+
+@pytest.mark.parametrize("victim", ["broker.gateway", "broker.worker"])
+def test_a_copy_that_ends_while_settings_are_read_is_replaced(tmp_path, victim):
+    broker = Broker(tmp_path, QUEUE)
+    text = broker.config_file.read_text()
+    broker.config_file.unlink()
+    os.mkfifo(broker.config_file)
+    try:
+        said_before = broker.begin()
+        [process] = eventually(lambda: broker.running_as(victim), "it runs")
+        process.kill()
+        broker.config_file.write_text(text)
+        broker.wait_until_ready(said_before)
+        [other] = broker.running_as(victim)
+        assert other.pid != process.pid
+        broker.stop()
+    finally:
+        broker.kill()
+
+
+def test_a_broker_starts_without_standard_input(tmp_path):
+    """A pipe of a copy would have its number."""
+    closed = tmp_path / "closed"
+    closed.write_text('#!/bin/sh\nexec "$@" 0<&-\n')
+    closed.chmod(0o700)
+    with Broker(tmp_path, QUEUE, prefix=(str(closed),)) as broker:
+        assert len(broker.running_as("broker.gateway", "broker.worker")) == 2
+
+
+def test_copies_have_no_settings_in_their_environment(tmp_path, monkeypatch):
+    """Nor has what they start, such as the worker's checkpointer, which shows the variables that the worker has."""
+    monkeypatch.setenv("PEEKLOCK_LOG__LEVEL", "error")
+    monkeypatch.setenv("ANOTHER", "is kept")
+    with Broker(tmp_path, QUEUE) as broker:
+        shown = {each.pid: each.environ() for each in broker.processes()}
+        assert "PEEKLOCK_LOG__LEVEL" in shown.pop(broker.pid)
+        assert len(shown) == 3
+        assert not [name for each in shown.values() for name in each if name.startswith("PEEKLOCK")]
+        assert shown[broker.checkpointer().pid]["ANOTHER"] == "is kept"
