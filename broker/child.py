@@ -133,7 +133,7 @@ NEW_OBJECTS = 50_000
 def collect_rarely() -> None:
     """Let Python's collector of cycles look at few objects: not at those that exist now, and rarely at new ones.
 
-    Call this when all modules are loaded, because they live as long as the process.
+    Call this when all modules are loaded, because they live as long as the process. Until then it may be off.
     """
     gc.freeze()
     gc.set_threshold(NEW_OBJECTS)

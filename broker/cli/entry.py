@@ -12,7 +12,7 @@ _SERVING = ("serve", "worker", "gateway")
 
 
 def main() -> None:
-    gc.disable()  # while modules load, which all stay
+    gc.disable()  # while modules load: it would look at them again and again, and they all stay
     if sys.argv[1:2] == ["serve"] and "--help" not in sys.argv:
         one_process = guess_one_process(sys.argv, os.environ)  # a wrong guess only costs time
         interpreters.start_ahead(interpreters.ONE_PROCESS if one_process else interpreters.SEPARATE)

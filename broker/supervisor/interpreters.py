@@ -24,7 +24,7 @@ from broker.settings.variables import PURE_VARIABLE, VARIABLE_PREFIX
 PACKAGES = Path(__file__).resolve().parents[2]  # children must find this, whatever their working directory is
 ONE_PROCESS = ("broker.one_process",)
 SEPARATE = ("broker.gateway", "broker.worker")
-SHARED = ("broker.child", "broker.logging", "asyncio")  # what every process needs, the supervisor, too
+SHARED = ("broker.child", "broker.logging")  # what every process needs, the supervisor, too
 
 
 class Copy:

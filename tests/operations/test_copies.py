@@ -4,26 +4,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import psutil
 import pytest
 
 from bench.processes import command_of
-from tests.brokers import Broker
+from tests.brokers import REPOSITORY, Broker
+from tests.end_to_end.health import eventually
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 SERVE = (sys.executable, "-m", "broker.cli", "serve", "--config")
 QUEUE = "[[queues]]\nname = 'orders'\n"
-
-
-def eventually(condition, what):
-    deadline = time.monotonic() + 30
-    while not (found := condition()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-    return found
 
 
 @pytest.fixture
@@ -34,9 +24,8 @@ def waiting(tmp_path):
 
         def titled():
             found = psutil.Process(serve.pid).children()
-            return (
-                found if sorted(command_of(each)[-1] for each in found) == ["broker.gateway", "broker.worker"] else []
-            )
+            modules = sorted(command_of(each)[-1] for each in found)
+            return found if modules == ["broker.gateway", "broker.worker"] else []
 
         try:
             yield serve, eventually(titled, "both run")
