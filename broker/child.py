@@ -13,8 +13,8 @@ process serves, or why it never can.
         fail(str(error))
     announce_ready(amqp_port=port)
 
-A process writes an empty line about each second, too, as long as it makes turns (`Pulse`): a worker when it serves, a
-gateway from the start of its event loop on.
+Each process gives signs of life on the same pipe, too (`broker.pulse`): from its start on whenever it makes progress,
+and when it serves about each second, as long as its loop makes turns.
 
 A child must not outlive its supervisor, because the next supervisor needs the ports and the stores. So the kernel kills
 the child when its supervisor dies.
@@ -25,15 +25,17 @@ import json
 import os
 import signal
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from broker.pulse import Pulse as Pulse
 from broker.settings.config import Settings
+from storage.heap import give_back_freed as give_back_freed
 from storage.heap import keep_freed as keep_freed
 from storage.parent import die_with_parent
 
 PERMANENT_FAULT = 78  # EX_CONFIG of sysexits.h: another start without a change would fail again
+NO_ROOM = 75  # EX_TEMPFAIL: the disk is full, and another start may find room
 DAMAGED_STORE = 65  # EX_DATAERR: the content of a store makes no sense
 
 
@@ -140,33 +142,18 @@ def collect_rarely() -> None:
     gc.enable()
 
 
-class Pulse:
-    """Signs of life to the supervisor, on the pipe of the answer. Make this object before the answer is given.
-
-    A beat never blocks: if the pipe is full, the beat is skipped.
-    """
-
-    def __init__(self) -> None:
-        self._pipe = os.dup(1)
-        os.set_blocking(self._pipe, False)
-
-    def beat(self) -> None:
-        with suppress(OSError):
-            os.write(self._pipe, b"\n")
-
-
 def announce_ready(**fields: Any) -> None:
     """Tell the supervisor that this process serves; `fields` are what only this process knows, such as its port."""
     _answer({"ready": True, **fields})
 
 
-def fail(message: str) -> NoReturn:
+def fail(message: str, code: int = PERMANENT_FAULT) -> NoReturn:
     """Tell the supervisor that this process can never serve unless a setting changes, and exit.
 
-    `message` is shown to the user: it names the setting and the fix.
+    `message` is shown to the user: it names the setting and the fix. With NO_ROOM another start is made.
     """
     _answer({"ready": False, "message": message})
-    sys.exit(PERMANENT_FAULT)
+    sys.exit(code)
 
 
 def _answer(document: dict[str, Any]) -> None:

@@ -36,6 +36,10 @@ class MessageTooLarge(BrokerError): ...
 class InvalidArgument(BrokerError): ...
 
 
+class InvalidFilter(BrokerError):
+    """A filter of a receiver's source cannot be read."""
+
+
 class DestinationNotFound(BrokerError):
     """An entity is to forward to a queue or topic that does not exist."""
 

@@ -46,6 +46,10 @@ GATEWAY_COUNTERS = {  # key of a gateway's snapshot: name, help
     "connections_opened": ("connections_opened", "Connections accepted."),
     "connections_closed": ("connections_closed", "Connections that ended."),
     "connections_refused": ("connections_refused", "Connections closed at once because of a limit."),
+    "connections_ended_for_memory": (
+        "connections_ended_for_memory",
+        "Connections closed because all together took as much memory as they may.",
+    ),
     "accept_failures": (
         "accept_failures",
         "Times that a connection could not be accepted, usually because no file descriptor was left.",
@@ -67,6 +71,7 @@ GATEWAY_GAUGES = {
     "tls_handshakes": "Connections in their TLS handshake now, which are not among the active ones.",
     "tls_certificate_expires_seconds": "When the certificate of the TLS ports ends, Unix time; 0 without TLS.",
     "sessions": "AMQP sessions open now.",
+    "connections_held_bytes": "Memory that the connections take now, by an estimate.",
 }
 
 GATEWAY_HISTOGRAMS = {

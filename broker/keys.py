@@ -99,17 +99,17 @@ def regenerate(settings: Settings, *, secondary: bool) -> Path:
 
 
 def write_security(path: Path, security: Security) -> None:
-    """For gateways, which take them with `read_keyring`. Raises OSError."""
+    """For gateways, which take them with `read_security`. Raises OSError."""
     write_file(path, security.model_dump_json().encode(), mode=0o600)
 
 
-def read_keyring(path: Path) -> "Keyring | None":
-    """A keyring with what `write_security` has written; None if it has written nothing. Raises OSError, ValueError."""
+def read_security(path: Path) -> Security | None:
+    """What `write_security` has written; None if it has written nothing. Raises OSError, ValueError."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         return None
-    return Keyring.of(Security.model_validate_json(content))
+    return Security.model_validate_json(content)
 
 
 def root_rule(security: Security) -> AuthorizationRule:

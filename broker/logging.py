@@ -1,5 +1,8 @@
 """Logs: structured events on standard error, readable on a terminal, JSON lines elsewhere; never a key or a body.
 
+What clients say of themselves is among the values. It is escaped, so that it neither controls a terminal nor looks like
+a line of its own.
+
     log = get_logger("gateway")
     log.info("link opened", entity="orders", role="receiver")
 
@@ -11,6 +14,7 @@ import re
 import sys
 from typing import TextIO
 
+from broker.printable import json_text, printable, printable_lines
 from broker.settings.config import Log, LogFormat
 from broker.settings.secrets import REDACTED, masked
 
@@ -51,11 +55,12 @@ def configure_logging(settings: Log, stream: TextIO | None = None) -> None:
     ]
     renderer: Processor
     if console:
+        shared.append(_escaped)
         renderer = structlog.dev.ConsoleRenderer(
             colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback
         )
     else:
-        renderer = structlog.processors.JSONRenderer(ensure_ascii=False)
+        renderer = structlog.processors.JSONRenderer(serializer=json_text)
     level = LEVELS[settings.level]
     structlog.configure(
         processors=[*shared, renderer],
@@ -82,6 +87,24 @@ def _masked(name: str, value: object) -> object:
         return {inner: _masked(str(inner), inner_value) for inner, inner_value in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_masked("", item) for item in value]
+    return value
+
+
+def _escaped(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Only a traceback keeps its lines, which are indented: a line that is not is one of ours."""
+    return {
+        name: printable_lines(value, "  ") if name == "exception" else _printable(value)
+        for name, value in event.items()
+    }
+
+
+def _printable(value: object) -> object:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {_printable(inner): _printable(inner_value) for inner, inner_value in value.items()}
+    if isinstance(value, list):
+        return [_printable(item) for item in value]
     return value
 
 

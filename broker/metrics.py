@@ -123,6 +123,8 @@ class GatewayMetrics:
         "bytes_out",
         "connection_failures",
         "connections_closed",
+        "connections_ended_for_memory",
+        "connections_held_bytes",
         "connections_opened",
         "connections_refused",
         "delivery_latency",
@@ -145,6 +147,8 @@ class GatewayMetrics:
         self.connections_opened = 0
         self.connections_closed = 0
         self.connections_refused = 0  # because of the limit
+        self.connections_ended_for_memory = 0  # because of amqp.max_connections_bytes
+        self.connections_held_bytes = 0  # by the estimate, now
         self.accept_failures = 0  # times that no file descriptor was left for a new connection, which waits
         self.tls_handshakes = 0  # in progress now
         self.tls_certificate_expires_seconds = 0.0  # Unix time; 0 without TLS

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from storage.data_dir import RUN, pid_of_user
+from storage.durable import write_in_place
 
 _FILE = "ports.json"
 
@@ -22,12 +23,16 @@ class Ports(NamedTuple):
 def write_ports(run_path: Path, answers: Mapping[str, Mapping[str, Any]]) -> None:
     """`answers` are those of the processes when they serve. Raises OSError."""
     found = {name: answer[name] for answer in answers.values() for name in Ports._fields if name in answer}
-    (run_path / _FILE).write_text(json.dumps(found))
+    write_in_place(run_path / _FILE, json.dumps(found).encode())
 
 
 def remove_ports(run_path: Path) -> None:
-    """The broker starts: what an earlier one has written counts no more. Raises OSError."""
-    (run_path / _FILE).unlink(missing_ok=True)
+    """The broker starts: what an earlier one has written counts no more. Raises OSError.
+
+    The file keeps its block, which a full disk would not give again.
+    """
+    if (run_path / _FILE).exists():
+        write_in_place(run_path / _FILE, b"null")
 
 
 def running_ports(data_dir: Path) -> Ports | None:

@@ -27,12 +27,13 @@ class ServerTls:
         self._tls = tls
         self.handshake_timeout_s = tls.handshake_timeout_ms / 1000
         self.expires_s = 0.0  # when the certificate ends; Unix seconds
+        self.host_names: tuple[str, ...] = ()  # those that the certificate is for, perhaps with a wildcard
         self.load()
 
     def load(self) -> None:
         """Read the files. Raises ConfigurationError, and then nothing has changed."""
         context = _server_context(self._tls)
-        self.expires_s = _end_of_validity(self._tls)
+        self.expires_s, self.host_names = _of_certificate(self._tls)
         self.context = context
         self._warn()
 
@@ -76,15 +77,20 @@ def _server_context(tls: Tls) -> ssl.SSLContext:
     return context
 
 
-def _end_of_validity(tls: Tls) -> float:
-    """Unix seconds. Raises ConfigurationError."""
-    from cryptography.x509 import load_pem_x509_certificate  # only a broker with TLS needs it
+def _of_certificate(tls: Tls) -> tuple[float, tuple[str, ...]]:
+    """When it ends, in Unix seconds, and the names of hosts that it is for. Raises ConfigurationError."""
+    from cryptography import x509  # only a broker with TLS needs it
 
     assert isinstance(tls.certificate, Path)
     try:
-        return load_pem_x509_certificate(tls.certificate.read_bytes()).not_valid_after_utc.timestamp()
+        certificate = x509.load_pem_x509_certificate(tls.certificate.read_bytes())
+        ends_s = certificate.not_valid_after_utc.timestamp()
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except x509.ExtensionNotFound:
+        return ends_s, ()
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"tls.certificate {tls.certificate} cannot be used: {error}") from error
+    return ends_s, tuple(names.value.get_values_for_type(x509.DNSName))
 
 
 def names_of(certificate: Mapping[str, Any] | None) -> frozenset[str]:

@@ -16,6 +16,8 @@ Requests, their arguments and results (all or nothing each; `docs/architecture.m
     renew-locks       [tokens]                                   [locked_until_ms, ...] in the same order
     peek              from sequence number, count, max bytes     entry items
     peek-session      session id, then as peek                   entry items
+    browse            as peek, session id | None, selector | None  [entry items, the number to go on from, True if that
+                                                                 is behind all messages]; may be empty before the end
     receive-deferred  [sequence numbers], receive_and_delete     [locked_until_ms, entry items]; with True as a third
                                                                  argument also of active messages, with their numbers
     receive-session-deferred  receiver, session id, then as receive-deferred  the same
@@ -40,6 +42,8 @@ Requests, their arguments and results (all or nothing each; `docs/architecture.m
     filter-counts     entity id, ...                             topic -> SQL filters, correlation filters
     metrics                                                      see broker.metrics
     probe                                                        a shortage of room or None, after a write and a read
+    stored            sender of marks                            first number, number behind the last, ... of the
+                                                                 marked deliveries that are stored: see `Mark`
     arrive            token of a move, entity id                 None; this and the next: see `broker.partition.moving`
     depart            token, entity id                           None
     rows              token, entity id, bytes, rows at most      rows, True if all were read once, how many are noted
@@ -69,9 +73,13 @@ import msgpack
 # The versions of these messages that this process can speak. A version may add kinds of messages, and items behind
 # those that a message had; who reads them, supplies what an older process does not send. Processes of one namespace may
 # be of neighbouring versions while they are replaced one after the other.
-VERSION = 5
+VERSION = 6
 VERSION_WITH_RUNS = 3
 VERSION_WITH_RUNS_IN_TRANSACTIONS = 4
+VERSION_WITH_MARKS = 6
+VERSION_WITH_BEATS = 6
+VERSION_WITH_ANSWERS_TO_RESTORE = 6
+VERSION_WITH_SELECTORS = 6
 OLDEST_VERSION = 1
 ENTRY = 5  # items per delivery in DELIVER and in the results of peek and receive-deferred
 
@@ -106,9 +114,15 @@ class Op(IntEnum):
     FOLLOWED = 16
     UNUSED = 17
     ANSWER = 18
+    STORES = 25
     # gateway -> worker
     SEND_RUN = 19
     TAKES_RUNS = 20
+    MARK = 21
+    AWAIT = 22
+    OPEN_SELECTIVE = 24
+    # between machines: gateway or worker -> worker, and back
+    BEAT = 23
     # worker -> gateway, and the first and those of the catalog -> another worker as well
     HELLO = 100
     SENT = 101
@@ -131,6 +145,7 @@ class Op(IntEnum):
     # the worker of partition 0 -> another worker
     ASK = 116
     KEEP = 117
+    REPLACED = 120
 
 
 # Each message is a tuple whose first item is its `Op`, which the function of the same name puts there.
@@ -164,6 +179,32 @@ class TakesRuns(NamedTuple):
     also_several: bool
 
 
+class Mark(NamedTuple):
+    """MARK: the next deliveries that this channel sends, so many, have the numbers from `first` on.
+
+    The partition notes with a delivery that it stores that it has its number, so that the gateway can ask for it
+    (request `stored`) if the worker ends before it answers. The gateway never asks for numbers lower than `below`.
+    `sender` are bytes that the gateway has chosen at random. For a worker of VERSION_WITH_MARKS.
+    """
+
+    op: int
+    partition: int
+    channel: int
+    sender: bytes
+    first: int
+    deliveries: int
+    below: int
+
+
+class Beat(NamedTuple):
+    """A sign of life, about each second, on a connection between machines: see `broker.cluster.silence`.
+
+    The side that dialled begins, with a worker of VERSION_WITH_BEATS; this one beats from the first BEAT on.
+    """
+
+    op: int
+
+
 class OpenReceiver(NamedTuple):
     op: int
     partition: int
@@ -171,6 +212,18 @@ class OpenReceiver(NamedTuple):
     queue: int
     receive_and_delete: bool
     session: Any  # None, or as above
+
+
+class OpenSelective(NamedTuple):
+    """OPEN_RECEIVER of one that wants only messages which a selector selects, to a worker of VERSION_WITH_SELECTORS."""
+
+    op: int
+    partition: int
+    channel: int
+    queue: int
+    receive_and_delete: bool
+    session: Any
+    selector: str
 
 
 class Credit(NamedTuple):
@@ -190,6 +243,20 @@ class Watch(NamedTuple):
     op: int
     partition: int
     channel: int
+
+
+class Await(NamedTuple):
+    """Tell who browses the queue (AVAILABLE), once, when it has had a message with this number, or a later one.
+
+    CLOSE_RECEIVER ends that. If nobody can receive from the queue, or not any more, the answer is CLOSED. From
+    version 6 on.
+    """
+
+    op: int
+    partition: int
+    channel: int
+    queue: int
+    number: int
 
 
 class CloseReceiver(NamedTuple):
@@ -227,7 +294,13 @@ class Request(NamedTuple):
 
 
 class Restore(NamedTuple):
-    """Messages that were received and deleted, but never written to the socket. `entries` are flat, as in DELIVER."""
+    """Messages that were received and deleted, but never written to the socket. `entries` are flat, as in DELIVER.
+
+    From VERSION_WITH_ANSWERS_TO_RESTORE on, there may be a number behind the entries, of which there are no more than
+    ITEMS_AT_ONCE then. As a request of this number it is answered, all or nothing: by REPLY with None, also if their
+    entity was deleted, or by FAILED. Behind that may be the items of a `Mark` of one delivery. What the partition has
+    noted under it is not put back again, so that the gateway can repeat what was not answered.
+    """
 
     op: int
     partition: int
@@ -282,6 +355,20 @@ class Join(NamedTuple):
     op: int
     partitions: Sequence[int]
     entity_ids: Sequence[int]
+
+
+class Stores(NamedTuple):
+    """Before JOIN: `ids` are [partition, id of its store], of all partitions of the worker. The home remembers them."""
+
+    op: int
+    ids: Sequence[Sequence[Any]]
+
+
+class Replaced(NamedTuple):
+    """The answer to STORES: these partitions had other stores before. If there are none, there is no answer."""
+
+    op: int
+    partitions: Sequence[int]
 
 
 class Followed(NamedTuple):
@@ -468,19 +555,22 @@ class Keep(NamedTuple):
 
 
 # Messages for one partition.
-Command = Send | SendRun | OpenReceiver | Credit | Watch | CloseReceiver | Settle | Request | Restore | Forward
+Command = (
+    Send | SendRun | Mark | OpenReceiver | OpenSelective | Credit | Watch | Await | CloseReceiver | Settle | Request
+    | Restore | Forward
+)  # fmt: skip
 
 # Messages for the home.
-ForHome = Remove | Join | Followed | Unused | Answer
+ForHome = Remove | Join | Stores | Followed | Unused | Answer
 
 # Messages for no partition.
-ForWorker = ForHome | TakesRuns
+ForWorker = ForHome | TakesRuns | Beat
 
 Message = (
-    Send | SendRun | OpenReceiver | Credit | Watch | CloseReceiver | Settle | Request | Restore | Forward | Forwarded
-    | Remove | Hello | Sent | Refused | Opened | Closed | Drained | Available | Settled | Deliver | DeliverRun
-    | DeliverRuns | Reply | Failed | Catalog | Deleted | Join | Followed | Changed | Rules | Unused | Answer | Ask
-    | Keep | TakesRuns
+    Send | SendRun | Mark | OpenReceiver | Credit | Watch | CloseReceiver | Settle | Request | Restore | Forward
+    | Forwarded | Remove | Hello | Sent | Refused | Opened | Closed | Drained | Available | Settled | Deliver
+    | DeliverRun | DeliverRuns | Reply | Failed | Catalog | Deleted | Join | Followed | Changed | Rules | Unused
+    | Answer | Ask | Keep | TakesRuns | Await | Beat | OpenSelective | Stores | Replaced
 )  # fmt: skip
 
 _KINDS_BY_OP: dict[Op, type[Message]] = {
@@ -488,7 +578,10 @@ _KINDS_BY_OP: dict[Op, type[Message]] = {
     Op.SEND_BATCH: Send,
     Op.SEND_RUN: SendRun,
     Op.TAKES_RUNS: TakesRuns,
+    Op.MARK: Mark,
+    Op.BEAT: Beat,
     Op.OPEN_RECEIVER: OpenReceiver,
+    Op.OPEN_SELECTIVE: OpenSelective,
     Op.GRANT: Credit,
     Op.DRAIN: Credit,
     Op.CLOSE_RECEIVER: CloseReceiver,
@@ -497,10 +590,12 @@ _KINDS_BY_OP: dict[Op, type[Message]] = {
     Op.RESTORE: Restore,
     Op.WATCH: Watch,
     Op.PASS: Watch,
+    Op.AWAIT: Await,
     Op.FORWARD: Forward,
     Op.FORWARDED: Forwarded,
     Op.REMOVE: Remove,
     Op.JOIN: Join,
+    Op.STORES: Stores,
     Op.FOLLOWED: Followed,
     Op.UNUSED: Unused,
     Op.ANSWER: Answer,
@@ -524,6 +619,7 @@ _KINDS_BY_OP: dict[Op, type[Message]] = {
     Op.RULES: Rules,
     Op.ASK: Ask,
     Op.KEEP: Keep,
+    Op.REPLACED: Replaced,
 }
 _KINDS = {int(op): kind for op, kind in _KINDS_BY_OP.items()}  # found faster by what is read, which are plain numbers
 
@@ -568,23 +664,37 @@ def deliver(channel: int, locked_until_ms: int, entries: list[Any]) -> Deliver:
 
 _SHAREABLE = frozenset((
     _SEND, Op.SEND_BATCH, _SEND_RUN, _GRANT, _SETTLE, _SENT, _SETTLED, _DELIVER, _DELIVER_RUN, Op.DELIVER_RUNS,
-    Op.TAKES_RUNS,
+    Op.TAKES_RUNS, Op.MARK,
 ))  # fmt: skip
 
 send_batch = partial(Send, Op.SEND_BATCH)
 send_run = partial(SendRun, _SEND_RUN)
 takes_runs = partial(TakesRuns, Op.TAKES_RUNS, True)
+mark = partial(Mark, Op.MARK)
+beat = partial(Beat, Op.BEAT)
 open_receiver = partial(OpenReceiver, Op.OPEN_RECEIVER)
+open_selective = partial(OpenSelective, Op.OPEN_SELECTIVE)
 drain = partial(Credit, Op.DRAIN)
 watch = partial(Watch, Op.WATCH)
 passes = partial(Watch, Op.PASS)
+await_more = partial(Await, Op.AWAIT)
 close_receiver = partial(CloseReceiver, Op.CLOSE_RECEIVER)
 request = partial(Request, Op.REQUEST)
 restore = partial(Restore, Op.RESTORE)
+
+
+def restore_as_request(
+    partition: int, queue: int, entries: Sequence[Any], number: int, mark: "Mark | None" = None
+) -> Restore:
+    return _new(Restore, (Op.RESTORE, partition, queue, entries, number, *(mark or ())))
+
+
 forward = partial(Forward, Op.FORWARD)
 forwarded = partial(Forwarded, Op.FORWARDED)
 remove = partial(Remove, Op.REMOVE)
 join = partial(Join, Op.JOIN)
+stores = partial(Stores, Op.STORES)
+replaced = partial(Replaced, Op.REPLACED)
 followed = partial(Followed, Op.FOLLOWED)
 unused = partial(Unused, Op.UNUSED)
 answer = partial(Answer, Op.ANSWER)
@@ -716,6 +826,7 @@ def unpack_operations(packed: Iterable[Any]) -> list[Operation]:
 
 # A command with more items is cut into several commands.
 ITEMS_AT_ONCE = 256
+_RESTORE_ITEMS = len(Restore._fields)  # of one that is not answered
 
 
 def cut(command: Command | ForWorker) -> tuple[Command | ForWorker, Command | None]:
@@ -729,8 +840,10 @@ def cut(command: Command | ForWorker) -> tuple[Command | ForWorker, Command | No
             first, rest = command.tokens[:ITEMS_AT_ONCE], command.tokens[ITEMS_AT_ONCE:]
             channels, others = cut_channels(command.channels)
             return command._replace(tokens=first, channels=channels), command._replace(tokens=rest, channels=others)
-    elif isinstance(command, Restore) and len(command.entries) > ITEMS_AT_ONCE * ENTRY:
+    elif isinstance(command, Restore) and len(command) == _RESTORE_ITEMS:
         end = ITEMS_AT_ONCE * ENTRY
+        if len(command.entries) <= end:
+            return command, None
         return command._replace(entries=command.entries[:end]), command._replace(entries=command.entries[end:])
     return command, None
 

@@ -228,10 +228,12 @@ def walk(
     form: tuple[bytes, bytes, bytes, int],
     dispositions: bool,
     next_id: int,
+    few_deliveries: int = 0,
 ) -> tuple[int, int]:
     """The offset behind usual frames of this form from `at` on, and the next delivery-id: see `frames_walk`.
 
-    `form` is its head, its tag's head, the rest behind the tag, and the number of bytes of a delivery-id.
+    `form` is its head, its tag's head, the rest behind the tag, and the number of bytes of a delivery-id. Dispositions
+    for more than `few_deliveries` are not usual, unless that is 0.
     """
 
 def take_apart(message: bytes, message_id: bytes | None) -> tuple[bytes, bytes] | None:
@@ -241,6 +243,9 @@ def render(
     record: bytes, sequence_number: int, delivery_count: int, lock_token: bytes | None, locked_until_ms: int
 ) -> bytes | None:
     """The message as a receiver gets it, as `protocol.message.rendering.render`; None if the record is not usual."""
+
+def window(session: int) -> int:
+    """How many transfers the peer of proton's session at this address takes, besides those that are written."""
 
 def accept_all(addresses: bytes) -> None:
     """Accept and settle these deliveries of proton: see `Incoming.take_pending`."""
@@ -420,8 +425,12 @@ class Pump:
     def finished(self) -> bool:
         """True if nothing will be written any more, as of the last `pull`."""
 
-    def push(self, data: bytes, at: int, stop: int) -> bool:
-        """Give proton the bytes from `at` to `stop`, and handle their events. False if it found a fault."""
+    def push(self, data: bytes, at: int, stop: int) -> int:
+        """Give proton the bytes from `at` to `stop`, and handle their events.
+
+        Returns `stop`, or an offset before that where Python had much to do: push again from there. -1 if proton found
+        a fault.
+        """
 
     def dispatch(self) -> None:
         """Handle proton's events."""

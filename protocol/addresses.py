@@ -80,6 +80,11 @@ class Address:
         return self.path.lower()
 
     @property
+    def owner(self) -> str:
+        """The path of the queue or topic whose keys count here: of a subscription, that of its topic."""
+        return self.subscription.topic if self.subscription else self.path
+
+    @property
     def resource(self) -> str:
         """The path with its sub-queue's suffix, in lower case; rights are held on it."""
         return self.key + _SUFFIX.get(self.part, "")
@@ -116,6 +121,23 @@ def parse_audience(audience: str) -> Address:
         raise InvalidAddress("The address names a dead-letter queue, and no entity.")
     path = path.removeprefix("/")
     return Address(path, part, node, _subscription(path) if path else None)
+
+
+def reaches(scope: str, path: str) -> bool:
+    """True if rights at `scope` hold at `path`. Both are `Address.resource`.
+
+    Those at the namespace, which is empty, hold everywhere; those at an entity for its sub-queues and subscriptions,
+    and not at other entities whose paths go on behind it.
+    """
+    if not scope or path == scope:
+        return True
+    if not path.startswith(f"{scope}/"):
+        return False
+    below = path[len(scope) + 1 :]
+    if below.startswith("$"):
+        return True
+    kind, _, name = below.partition("/$")[0].partition("/")
+    return kind == "subscriptions" and name != "" and "/" not in name  # with more segments it is an entity's name
 
 
 def _decoded_path(address: str) -> str:

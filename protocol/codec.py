@@ -27,6 +27,8 @@ Buffer = bytes | bytearray | memoryview
 
 MAX_DEPTH = 32  # nesting of values; a management request needs 5
 MAX_ITEMS = 65_536  # values in one decoded value: about 50 ms of work
+MAX_EMPTY_ITEMS = 4096  # elements of one array that take no bytes
+MAX_UUID_KEYS = 64  # of one map. Who chooses uuids can give all of them the same hash; that of text is secret
 
 
 class UByte(int): ...
@@ -114,8 +116,9 @@ _u32 = struct.Struct(">I").unpack_from
 _count8 = struct.Struct(">BB").unpack_from
 _count32 = struct.Struct(">II").unpack_from
 
-# Constructors without width (1.2.2): array elements with these take no bytes at all.
+# Constructors without width (1.2.2): array elements with these take no bytes at all, as do empty lists.
 _EMPTY: Final[dict[int, Any]] = {0x40: None, 0x41: True, 0x42: False, 0x43: UInt(0), 0x44: ULong(0)}
+_EMPTY_LIST: Final = 0x45
 
 _FIXED: Final[dict[int, tuple[Callable[..., tuple[Any, ...]], int, Callable[[Any], Any]]]] = {
     code: (struct.Struct(form).unpack_from, struct.calcsize(form), make)
@@ -162,11 +165,15 @@ _KIND: Final[dict[int, type]] = {
 }
 
 
+# Of these, a peer can make many with the same hash, or they have none.
+_NO_KEYS: Final = frozenset((list, dict, Array, Described))
+
+
 def decode(data: Buffer, offset: int = 0, max_items: int = MAX_ITEMS) -> tuple[Any, int]:
     """The value that begins at `offset`, and the offset behind it.
 
-    Raises DecodeError if the bytes are malformed or end early, or if a map has equal keys, or lists or maps as keys;
-    LimitExceeded beyond MAX_DEPTH or `max_items`.
+    Raises DecodeError if the bytes are malformed or end early, or if a map has equal keys, or keys that are not simple
+    values; LimitExceeded beyond MAX_DEPTH, `max_items` or another limit of this module.
     """
     return _Decoder(data, max_items).value(offset, 0)
 
@@ -193,6 +200,7 @@ class _Decoder:
         if code:
             return self._payload(code, at + 1, depth)
         depth = self._enter(depth)
+        self._take(1)
         descriptor, at = self.value(at + 1, depth)
         value, at = self.value(at, depth)
         return Described(descriptor, value), at
@@ -244,7 +252,7 @@ class _Decoder:
             raise DecodeError(f"{'symbol' if kind is Symbol else 'string'} of invalid bytes", at) from None
 
     def _compound(self, code: int, kind: type, at: int, depth: int) -> tuple[Any, int]:
-        if code == 0x45:
+        if code == _EMPTY_LIST:
             return [], at
         depth = self._enter(depth)
         start = at
@@ -269,10 +277,13 @@ class _Decoder:
             return values, end
         if count % 2:
             raise DecodeError("map with an odd number of values", start)
-        try:
-            pairs = dict(zip(values[::2], values[1::2], strict=True))
-        except TypeError:
-            raise DecodeError("map with a key that cannot be one", start) from None
+        keys = values[::2]
+        kinds = set(map(type, keys))
+        if not kinds.isdisjoint(_NO_KEYS):
+            raise DecodeError("map with a key that cannot be one", start)
+        if UUID in kinds and sum(type(key) is UUID for key in keys) > MAX_UUID_KEYS:
+            raise LimitExceeded("number of uuids that are keys of a map", MAX_UUID_KEYS)
+        pairs = dict(zip(keys, values[1::2], strict=True))
         if len(pairs) * 2 != count:
             raise DecodeError("map with equal keys", start)
         return pairs, end
@@ -293,13 +304,19 @@ class _Decoder:
         kind = _KIND.get(element)
         if kind is None:
             raise DecodeError(f"array of unknown constructor {element:#04x}", at - 1)
-        items = []
-        for _ in range(count):
-            item, at = self._payload(element, at, depth)
-            items.append(item)
+        if element in _EMPTY or element == _EMPTY_LIST:
+            if count > MAX_EMPTY_ITEMS:
+                raise LimitExceeded("number of elements of an array that take no bytes", MAX_EMPTY_ITEMS)
+            items = (self._payload(element, at, depth)[0],) * count
+        else:
+            several = []
+            for _ in range(count):
+                item, at = self._payload(element, at, depth)
+                several.append(item)
+            items = tuple(several)
         if at != end:
             raise DecodeError("array whose size and content differ", start)
-        return Array(kind, tuple(items), descriptor), end
+        return Array(kind, items, descriptor), end
 
     def _size_and_count(self, short: bool, at: int) -> tuple[int, int, int]:
         """Count, offset of the content, offset behind it; the count is subtracted from the remaining items."""
@@ -310,10 +327,14 @@ class _Decoder:
             self._truncated()
         if size < width:
             raise DecodeError("list, map or array too small to hold its count", at)
+        self._take(count)
+        return count, at + 2 * width, end
+
+    def _take(self, count: int) -> None:
+        """Count values that there are or will be."""
         self._items -= count
         if self._items < 0:
             raise LimitExceeded("number of values in one value", self._max_items)
-        return count, at + 2 * width, end
 
     def _enter(self, depth: int) -> int:
         if depth >= MAX_DEPTH:

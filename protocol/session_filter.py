@@ -48,13 +48,13 @@ def _wait_ms(value: Any) -> int:
 
 
 def accepted_filters(request: SessionRequest, session_id: str) -> dict[Any, Any]:
-    """The filters of the answer: the id of the session, as a described value if the request had one.
+    """The filter in the answer: the id of the session, as a described value if the request had one.
 
     Some clients cannot decode a described value; another one closes the connection if the value is not described.
     """
     asked = request.filters[SESSION_FILTER]
     value = Described(asked.descriptor, session_id) if isinstance(asked, Described) else session_id
-    return {**request.filters, SESSION_FILTER: value}
+    return {SESSION_FILTER: value}
 
 
 def accepted_properties(locked_until_ms: int) -> dict[Symbol, Long]:

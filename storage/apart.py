@@ -3,12 +3,14 @@
 import multiprocessing
 import os
 import signal
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from storage.liveness import LOOK_SECONDS, SharedSigns, Silence, is_stopped
 from storage.parent import die_with_parent
 from storage.store import StoreDamaged, StoreError
 
@@ -31,21 +33,55 @@ class ProcessDied(Exception):
         self.crashed = -code in CRASH_SIGNALS
 
 
+class ProcessStalled(Exception):
+    """The process gave no sign of life for `seconds`, and was killed."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"no progress for {seconds:.0f} seconds")
+        self.seconds = seconds
+
+
 def apart(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Return what `function` returns, which must be picklable, or raise what it raises. Raises ProcessDied.
 
     The process ends with the caller's, because it may hold locks that it inherited. Call it while there is one thread.
     """
+    return _run(lambda pid, answer: None, function, *args, **kwargs)
+
+
+def apart_in_time(
+    signs: SharedSigns, stall_seconds: float, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """As `apart`, for a function that gives these `signs` of life. Raises ProcessStalled, too."""
+
+    def wait(pid: int, answer: Connection) -> None:
+        silence = Silence(stall_seconds)
+        silence.heard(time.monotonic())
+        while not answer.poll(LOOK_SECONDS):
+            now = time.monotonic()
+            if signs.take():
+                silence.heard(now, signs.waits_for_disk)
+            if silence.is_too_long(now, lambda: is_stopped(pid)):
+                raise ProcessStalled(silence.seconds)
+
+    signs.clear()
+    return _run(wait, function, *args, **kwargs)
+
+
+def _run(wait: Callable[[int, Connection], None], function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """`wait` is called with the process's id and the connection that its answer comes from."""
     reader, writer = _FORK.Pipe(duplex=False)
     process = _FORK.Process(target=_answer, args=(os.getpid(), writer, function, args, kwargs))
     process.start()
     writer.close()
     try:
+        assert process.pid is not None
+        wait(process.pid, reader)
         result, error = reader.recv()
     except EOFError:
         process.join()
         raise ProcessDied(process.exitcode or 0) from None
-    except BaseException:  # on Ctrl-C nobody waits for the result any more
+    except BaseException:  # it hangs, or on Ctrl-C nobody waits for the result any more
         process.kill()
         raise
     finally:

@@ -1,6 +1,7 @@
 """The broker's directory: one per broker, on a disk of this machine, used by one broker at a time.
 
-peeklock.json        format version, the number of partitions, and which of them are here; both may only grow
+peeklock.json        format version, the number of partitions, which of them are here (both may only grow), and of
+                     which the stores have been made: such a store is never made again when it is missing
 lock                 held by the broker that uses the directory; contains its process id
 root-key             the key made at first start, mode 0600
 partitions/<n>/      one store each, see lmdb_store
@@ -11,11 +12,12 @@ run/                 sockets of the running broker; useless when no broker runs
 
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from storage.durable import sync_directory, write_file
+from storage.durable import is_full, sync_directory, write_file
 from storage.file_lock import FileLock, FileLocked, holder
 
 LAYOUT_VERSION = 2
@@ -25,6 +27,7 @@ DESCRIPTION_FILE = "peeklock.json"
 LOCK_FILE = "lock"
 ROOT_KEY_FILE = "root-key"
 PARTITIONS = "partitions"
+LOGS = "logs"
 RUN = "run"
 JOURNAL = "journal"
 
@@ -70,11 +73,20 @@ class NetworkFileSystem(DataDirectoryError):
 
 class DataDirectoryUnwritable(DataDirectoryError):
     def __init__(self, path: Path, error: OSError) -> None:
+        fix = "Free space on its disk" if is_full(error) else f"Make it writable for user id {os.geteuid()}"
         super().__init__(
-            f"data directory {path} cannot be written: {error.strerror} ({error.filename}). Make it writable for user "
-            f"id {os.geteuid()}, or choose another --data-dir"
+            f"data directory {path} cannot be written: {error.strerror} ({error.filename}). {fix}, or choose another "
+            "--data-dir"
         )
         self.path = path
+
+
+class DataDirectoryFull(DataDirectoryUnwritable):
+    """The disk has no room."""
+
+
+def _unwritable(path: Path, error: OSError) -> DataDirectoryUnwritable:
+    return (DataDirectoryFull if is_full(error) else DataDirectoryUnwritable)(path, error)
 
 
 class UnknownLayout(DataDirectoryError):
@@ -101,11 +113,16 @@ class OtherPartitions(DataDirectoryError):
 
 @dataclass(frozen=True)
 class Description:
-    """The content of `peeklock.json`. `owned` are the partitions in this directory; empty if all are."""
+    """The content of `peeklock.json`. `owned` are the partitions in this directory; empty if all are.
+
+    `stores` are the partitions whose stores have been made; None before the first start has made them, and in
+    directories of earlier versions.
+    """
 
     partitions: int
     layout_version: int = LAYOUT_VERSION
     owned: tuple[int, ...] = ()
+    stores: tuple[int, ...] | None = None
 
     @property
     def here(self) -> tuple[int, ...]:
@@ -115,6 +132,8 @@ class Description:
         document: dict[str, Any] = {"layout-version": self.layout_version, "partitions": self.partitions}
         if self.owned:
             document["owned"] = list(self.owned)
+        if self.stores is not None:
+            document["stores"] = list(self.stores)
         return json.dumps(document, indent=2).encode() + b"\n"
 
     def require_growth(self, path: Path, wanted: "Description") -> None:
@@ -149,10 +168,13 @@ def read_description(path: Path) -> Description | None:
         )
     if type(partitions) is not int or partitions < 1:
         raise UnknownLayout(f"{file}: the number of partitions is {partitions!r}")
-    owned = document.get("owned", [])
-    if not isinstance(owned, list) or any(type(each) is not int or not 0 <= each < partitions for each in owned):
-        raise UnknownLayout(f"{file}: the partitions in it are {owned!r}")
-    return Description(partitions, version, tuple(owned))
+    owned, stores = document.get("owned", []), document.get("stores", [])
+    for numbers in (owned, stores):
+        if not isinstance(numbers, list) or any(
+            type(each) is not int or not 0 <= each < partitions for each in numbers
+        ):
+            raise UnknownLayout(f"{file}: the partitions in it are {numbers!r}")
+    return Description(partitions, version, tuple(owned), tuple(stores) if "stores" in document else None)
 
 
 def partition_path(path: Path, partition: int) -> Path:
@@ -164,7 +186,8 @@ class DataDirectory:
 
     A missing directory is created with mode 0700 for `partitions` partitions. One of an older layout gets the current
     one's number, and older brokers refuse it from then on. One with fewer partitions `grows_from` these until `grow` is
-    called. If the directory is refused, nothing in it is changed. Raises a DataDirectoryError.
+    called. It `is_new` if it had no description. If the directory is refused, nothing in it is changed. Raises a
+    DataDirectoryError.
     """
 
     def __init__(
@@ -174,6 +197,7 @@ class DataDirectory:
         self.path = path = path.absolute()
         self._wanted = Description(partitions, owned=tuple(sorted(owned)))
         self.grows_from: Description | None = None
+        self.is_new = False
         refuse_network_file_system(path, mount_table)
         try:
             if not path.exists():
@@ -183,7 +207,7 @@ class DataDirectory:
         except FileLocked as error:
             raise DataDirectoryLocked(path, error.pid) from error
         except OSError as error:
-            raise DataDirectoryUnwritable(path, error) from error
+            raise _unwritable(path, error) from error
         try:
             self._describe()
             for directory in (path / PARTITIONS, self.run_path):
@@ -191,7 +215,7 @@ class DataDirectory:
             sync_directory(path)
         except OSError as error:
             self.close()
-            raise DataDirectoryUnwritable(path, error) from error
+            raise _unwritable(path, error) from error
         except DataDirectoryError:
             self.close()
             raise
@@ -212,16 +236,41 @@ class DataDirectory:
 
     def grow(self) -> None:
         """From now on it has the partitions that are wanted. Entities know which partitions they live on by now."""
-        self._write(self._wanted)
+        self._write(replace(self._wanted, stores=self.described().stores))
         self.grows_from = None
+
+    def note_stores(self, partitions: Iterable[int]) -> None:
+        """The stores of these partitions have been made, and are never to be made again.
+
+        Raises DataDirectoryUnwritable; DataDirectoryFull.
+        """
+        found = self.described()
+        stores = tuple(sorted({*(found.stores or ()), *partitions}))
+        if stores == found.stores:
+            return
+        try:  # whoever has made them may have been killed before it did this
+            for each in (self.path / PARTITIONS).iterdir():
+                sync_directory(each)
+            sync_directory(self.path / PARTITIONS)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        self._write(replace(found, stores=stores))
+
+    def described(self) -> Description:
+        """Raises UnknownLayout, OSError."""
+        found = read_description(self.path)
+        assert found is not None
+        return found
 
     def _describe(self) -> None:
         found = read_description(self.path)
         if found is None:
             # The description is written before anything else, so the number of partitions of stores without one is
             # unknown.
-            if (self.path / PARTITIONS).exists():
-                raise UnknownLayout(f"{self.path}: has {PARTITIONS}/ but no {DESCRIPTION_FILE}; restore that file")
+            for name in (PARTITIONS, LOGS):
+                if (self.path / name).exists():
+                    raise UnknownLayout(f"{self.path}: has {name}/ but no {DESCRIPTION_FILE}; restore that file")
+            self.is_new = True
             self._write(self._wanted)
             return
         found.require_growth(self.path, self._wanted)
@@ -234,7 +283,7 @@ class DataDirectory:
         try:
             write_file(self.path / DESCRIPTION_FILE, description.to_json())
         except OSError as error:
-            raise DataDirectoryUnwritable(self.path, error) from error
+            raise _unwritable(self.path, error) from error
 
     def __enter__(self) -> Self:
         return self

@@ -43,12 +43,17 @@ class Finding:
 
 @dataclass
 class PartitionReport:
-    """The records read and the problems found: the first FINDINGS_KEPT findings, and the number of each kind."""
+    """The records read and the problems found: the first FINDINGS_KEPT findings, and the number of each kind.
+
+    `torn`: what the log of the partition ends with, if that is torn or damaged. It is no problem, because a write that
+    nobody was answered leaves the same.
+    """
 
     partition: int
     records: Counter[Table] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
     problems: Counter[Problem] = field(default_factory=Counter)
+    torn: str = ""
 
     @property
     def ok(self) -> bool:

@@ -7,6 +7,13 @@ KEPT_BYTES = 16 << 20  # at the end of the heap
 MAPPED_BYTES = 8 << 20  # an allocation of so much is given back when it is freed
 
 
+def give_back_freed() -> None:
+    """Give all freed memory back to the system, for once; it takes some tens of milliseconds if there is much."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def keep_freed() -> None:
     """Let the process keep what it frees: memory that comes back from the kernel is cleared, page by page.
 

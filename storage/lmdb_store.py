@@ -10,8 +10,8 @@ process killed at any moment leaves the last commit that returned, or the one un
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from errno import EDQUOT, EIO, ENOSPC
+from contextlib import contextmanager, suppress
+from errno import EDQUOT, EIO, ENOENT, ENOSPC
 from itertools import islice, repeat
 from pathlib import Path
 from types import TracebackType
@@ -21,11 +21,13 @@ import lmdb
 
 from storage.durable import free_disk_bytes, sync_directory
 from storage.file_lock import FileLock, FileLocked
+from storage.liveness import SILENT, Signs
 from storage.mapped_pages import MappedPages
 from storage.pages import PageFinding, RootReplaced, check_pages
 from storage.records import (
     FORMAT_VERSION,
     FORMAT_VERSION_KEY,
+    KNOWN_STORES_KEY,
     LOG_POSITION_KEY,
     OLDEST_FORMAT_VERSION,
     PARTITION_ID_KEY,
@@ -94,6 +96,18 @@ class LogNotReplayed(StoreError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LogNotReplayed, (self.path,)
+
+
+class StoreMissing(StoreDamaged):
+    """There is no store, where one should be. Nothing was made."""
+
+    def __init__(self, path: Path) -> None:
+        data = path / DATA_FILE
+        super().__init__(f"{data}: {'is empty' if data.exists() else os.strerror(ENOENT)}: no store here")
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StoreMissing, (self.path,)
 
 
 class StoreInUse(StoreError):
@@ -253,6 +267,7 @@ def renew_store_id(path: Path) -> None:
             meta = env.open_db(_NAMES[Table.META], txn=txn, create=False)
             txn.put(key, value, db=meta)
             txn.delete(LOG_POSITION_KEY, db=meta)
+            txn.delete(KNOWN_STORES_KEY, db=meta)  # others may be copies, too
             txn.drop(env.open_db(_NAMES[Table.MARKS], txn=txn, create=False), delete=False)
         env.close()
     except (lmdb.Error, OSError) as error:
@@ -291,6 +306,7 @@ PAGE_NUMBER_BYTES = 8
 RELEASE_BYTES_MAX = 8 << 20
 # Changes in the log of an attached store were accepted already, so they must find room whatever the map's nominal size.
 MAP_SLACK_BYTES = 512 << 20
+AT_ONCE = 64  # records that are written between two signs of life: each may need a page that is not in memory
 _TRIAL_KEY = b"\xff" * 8  # above every message's
 _REFUSED_KEY = b"refused"
 
@@ -299,12 +315,13 @@ class LmdbStore(Store):
     """See Store. Open it in the process and thread that use it: LMDB ties a write transaction to its thread.
 
     `map_size_bytes` is address space, not disk: choose it large once; the file grows to it as needed. With `create`,
-    a missing store is made. After StoreFull nothing is staged, and the store can go on; after any other StoreError
-    it is closed, because a failed sync must not be tried again: the kernel may have dropped the pages it could not
-    write, and would report success.
+    a missing store is made, else it is damage. After StoreFull nothing is staged, and the store can go on; after any
+    other StoreError it is closed, because a failed sync must not be tried again: the kernel may have dropped the pages
+    it could not write, and would report success.
 
     `attached`: the caller takes care of the log that may have the store's latest changes (`storage.log`). The
-    checkpointer does not own the store (`owned`): its worker does, and writes nothing to it.
+    checkpointer does not own the store (`owned`): its worker does, and writes nothing to it. `signs` are given while it
+    is opened and written.
 
     Raises StoreError, UnknownFormat, WrongPartition, LogNotReplayed, StoreInUse.
     """
@@ -318,8 +335,10 @@ class LmdbStore(Store):
         create: bool,
         attached: bool = False,
         owned: bool = True,
+        signs: Signs = SILENT,
     ) -> None:
         self.path = path
+        self._signs = signs
         self._map_size_bytes = map_size_bytes
         self._mapped_bytes = map_size_bytes + MAP_SLACK_BYTES if attached else map_size_bytes
         self._writing: Any = None
@@ -333,12 +352,15 @@ class LmdbStore(Store):
         self._reserved_to = 0  # the offset in the file up to which the disk has room for it
         self._env: Any = None
         self._pages: MappedPages | None = None
+        if not create and not path.is_dir():
+            raise StoreMissing(path)
         self._lock = self._take_lock(create) if owned else None
         try:
             version = _look(path, partition_id, attached)
+            signs.beat()
             known = version is not None
             if not known and not create:
-                raise StoreError(f"{path}: no store here")
+                raise StoreMissing(path)
             self._env = lmdb.open(
                 str(path),
                 map_size=self._mapped_bytes,
@@ -350,9 +372,15 @@ class LmdbStore(Store):
                 max_spare_txns=1,
             )
             self._env.reader_check()  # frees slots of killed readers, which would keep old pages
-            self._databases = _open_tables(self._env) if known else self._create(partition_id)
+            signs.beat()
+            if known:
+                self._databases = _open_tables(self._env)
+            else:
+                with signs.waiting_for_disk():
+                    self._databases = self._create(partition_id)
             if known and version != FORMAT_VERSION:
-                self._upgrade()
+                with signs.waiting_for_disk():
+                    self._upgrade()
             self._pages = MappedPages(path / DATA_FILE)
             self._measure()
         except (lmdb.Error, OSError) as error:
@@ -400,9 +428,11 @@ class LmdbStore(Store):
         if not items:
             return
         self.writes += 1
+        added = 0
         try:
             cursor = (self._writing or self._begin()).cursor(self._databases[table])
-            _, added = cursor.putmulti(items, append=True)
+            for some in self._in_pieces(items):
+                added += cursor.putmulti(some, append=True)[1]
         except (lmdb.Error, OSError) as error:
             self._failed("append", error)
         if added != len(items):
@@ -413,9 +443,17 @@ class LmdbStore(Store):
             return
         self.writes += 1
         try:
-            (self._writing or self._begin()).cursor(self._databases[table]).putmulti(items)
+            cursor = (self._writing or self._begin()).cursor(self._databases[table])
+            for some in self._in_pieces(items):
+                cursor.putmulti(some)
         except (lmdb.Error, OSError) as error:
             self._failed("put", error)
+
+    def _in_pieces(self, items: Sequence[tuple[bytes, bytes]]) -> Iterator[Sequence[tuple[bytes, bytes]]]:
+        """A sign is given before each."""
+        for at in range(0, len(items), AT_ONCE):
+            self._signs.beat()
+            yield items[at : at + AT_ONCE]
 
     def insert_many(self, table: Table, items: Sequence[tuple[bytes, bytes]]) -> None:
         self.put_many(table, items)
@@ -432,7 +470,9 @@ class LmdbStore(Store):
         try:
             # A cursor finds a neighbour on its current page without a walk from the root.
             cursor = (self._writing or self._begin()).cursor(self._databases[table])
-            for key in keys:
+            for number, key in enumerate(keys):
+                if not number % AT_ONCE:
+                    self._signs.beat()
                 if cursor.set_key(key):
                     cursor.delete()
         except (lmdb.Error, OSError) as error:
@@ -480,7 +520,8 @@ class LmdbStore(Store):
             return
         txn, self._writing = self._writing, None
         try:
-            txn.commit()
+            with self._signs.waiting_for_disk():
+                txn.commit()
         except (lmdb.Error, OSError) as error:
             self._failed("commit", error)
 
@@ -548,7 +589,7 @@ class LmdbStore(Store):
         needed = (self._env.info()["last_pgno"] + 1) * PAGE_BYTES + RESERVED_BYTES
         if needed <= self._reserved_to or needed > self._mapped_bytes:
             return
-        with suppress(OSError), (self.path / DATA_FILE).open("r+b") as file:
+        with suppress(OSError), self._signs.waiting_for_disk(), (self.path / DATA_FILE).open("r+b") as file:
             os.posix_fallocate(file.fileno(), needed - RESERVED_BYTES, RESERVED_BYTES)
             self._reserved_to = needed
 
@@ -556,6 +597,14 @@ class LmdbStore(Store):
         """Bytes of the map behind the last page that was ever used."""
         tail: int = self._mapped_bytes - (self._env.info()["last_pgno"] + 1) * PAGE_BYTES
         return tail
+
+    def room_bytes(self) -> int:
+        """Bytes of free pages, and of further ones that map and disk have room for."""
+        try:
+            possible_bytes: int = (self._env.info()["last_pgno"] + 1) * PAGE_BYTES + free_disk_bytes(self.path)
+        except OSError as error:
+            self._failed("statistics", error)
+        return min(self._mapped_bytes, possible_bytes) - self.used_bytes()
 
     def adjacent_bytes(self, size_bytes: int, most_bytes: int) -> int:
         """The bytes of records of this size that certainly find room, up to about `most_bytes`; tries it."""
@@ -574,6 +623,7 @@ class LmdbStore(Store):
                 key = _TRIAL_KEY + fitting.to_bytes(4, "big")
                 trial.put(key, bytes(size), db=self._databases[Table.MESSAGES], append=True)
                 fitting += 1
+                self._signs.beat()
         except lmdb.MapFullError:
             pass
         finally:
@@ -587,6 +637,35 @@ class LmdbStore(Store):
         except OSError as error:
             self._failed("statistics", error)
         return min(self._map_size_bytes, possible_bytes - spare_bytes)
+
+    @contextmanager
+    def giving_signs(self) -> Iterator[None]:
+        """Within, each read gives a sign of life, too, and a long scan several. Outside, that costs nothing."""
+        transaction, scan = self._transaction, self.scan
+
+        def beating() -> Any:
+            self._signs.beat()
+            return transaction()
+
+        def in_pieces(
+            table: Table, start: bytes, end: bytes, limit: int, reverse: bool = False
+        ) -> list[tuple[bytes, bytes]]:
+            found: list[tuple[bytes, bytes]] = []
+            while len(found) < limit:
+                count = min(limit - len(found), AT_ONCE)
+                items = scan(table, start, end, count, reverse)
+                found += items
+                if len(items) < count:
+                    break
+                start, end = (start, items[-1][0]) if reverse else (items[-1][0] + b"\0", end)
+            return found
+
+        # In the place of methods, of this object and for a while.
+        self._transaction, self.scan = beating, in_pieces  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            del self._transaction, self.scan
 
     def release_pages(self) -> None:
         """Give the memory of pages read back to the kernel; see MappedPages."""

@@ -8,7 +8,7 @@ the root key, which is a secret, nor files that only a running broker needs, nor
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from storage.apart import ProcessDied, apart, read_apart
@@ -20,6 +20,7 @@ from storage.data_dir import (
     DataDirectoryLocked,
     Description,
     partition_path,
+    pid_of_user,
     read_description,
     refuse_network_file_system,
 )
@@ -74,6 +75,11 @@ class Report:
     def problem_count(self) -> int:
         return sum(partition.problems.total() for partition in self.partitions)
 
+    @property
+    def torn(self) -> list[str]:
+        """See PartitionReport; several partitions may have the same log."""
+        return list(dict.fromkeys(partition.torn for partition in self.partitions if partition.torn))
+
 
 def verify(path: Path) -> Report:
     """Read all of a data directory or backup and report what is wrong. Changes nothing; the broker may be running.
@@ -82,7 +88,11 @@ def verify(path: Path) -> Report:
     partition whose latest changes are in it.
     """
     description = _description(path)
-    return Report(tuple(verify_partition(path, partition) for partition in description.here))
+    report = Report(tuple(verify_partition(path, partition) for partition in description.here))
+    if _is_used(path):
+        for each in report.partitions:
+            each.torn = ""  # it is being written
+    return report
 
 
 def backup(source: Path, target: Path) -> int:
@@ -163,7 +173,7 @@ def new_data_directory(path: Path, description: Description) -> Iterator[Path]:
             (path / LOCK_FILE).unlink()
             raise
         sync_directory(path / PARTITIONS)
-        write_file(path / DESCRIPTION_FILE, description.to_json())
+        write_file(path / DESCRIPTION_FILE, replace(description, stores=description.here).to_json())
         marker.unlink()
         sync_directory(path)
         sync_directory(path.parent)
@@ -189,7 +199,8 @@ def _copy(source: Path, target: Path, description: Description) -> int:
         sync_directory(directory)
         copied_bytes += file.stat().st_size
     sync_directory(target / PARTITIONS)
-    write_file(target / DESCRIPTION_FILE, Description(description.partitions, owned=description.owned).to_json())
+    copied = Description(description.partitions, owned=description.owned, stores=description.here)
+    write_file(target / DESCRIPTION_FILE, copied.to_json())
     return copied_bytes
 
 
@@ -224,9 +235,16 @@ def verify_partition(path: Path, partition: int) -> PartitionReport:
     return report
 
 
+def _is_used(path: Path) -> bool:
+    """A broker runs with this data directory."""
+    return (path / LOCK_FILE).exists() and pid_of_user(path) is not None
+
+
 def _verify_contents(directory: Path) -> PartitionReport:
     with Snapshot(directory) as snapshot:
-        return verify_snapshot(snapshot)
+        report = verify_snapshot(snapshot)
+        report.torn = snapshot.torn
+        return report
 
 
 def _text(directory: Path, error: Exception) -> str:

@@ -25,6 +25,7 @@ NEVER = (1 << 63) - 1  # the time that never comes, milliseconds
 FORMAT_VERSION_KEY = b"format-version"  # in META, a document: FORMAT_VERSION
 PARTITION_ID_KEY = b"partition-id"  # in META, a document: the partition of this store
 NEXT_ENTITY_ID_KEY = b"next-entity-id"  # in META, a document: greater than the ids of all entities so far
+KNOWN_STORES_KEY = b"known-stores"  # in META of partition 0, a document: [partition, id of the store that it had last]
 NAMESPACE_ID_KEY = b"namespace-id"  # in META, a document: NAMESPACE_ID_BYTES random bytes, the same in all partitions
 NAMESPACE_ID_BYTES = 16
 STORE_ID_KEY = b"store-id"  # in META, a document: STORE_ID_BYTES random bytes, which no other store and no copy has
@@ -199,6 +200,7 @@ _message = struct.Struct(">Qqq16s")
 _message_rest = struct.Struct(">qq16s")
 _expires_ms = struct.Struct(">q").unpack_from
 MESSAGE_HEADER_BYTES = _message.size
+LAYOUT_AT = MESSAGE_HEADER_BYTES - LAYOUT_BYTES  # of a message record
 
 
 def encode_message(enqueued_ms: int, expires_ms: int, layout: bytes, body: bytes) -> bytes:

@@ -164,6 +164,10 @@ class Store(Protocol):
         """The number of bytes that the store may use, if `spare_bytes` of the disk stay free."""
         ...
 
+    def shortage(self) -> str | None:
+        """Why nothing fits now, however small it is; None if that is not so."""
+        return None
+
     def release_pages(self) -> None:
         """Release memory that was taken by reading, if there is any."""
         return

@@ -5,7 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgpack
+
 from storage.log import checkpointer, commit_log
+from storage.log.changes import packable
 from storage.log.checkpointing import Done
 from storage.log.commit_log import CommitLog, LogLimits
 from storage.store import Store, Table
@@ -26,6 +29,11 @@ def contents(stores: dict[int, Any]) -> Contents:
     }
 
 
+def _packed(piece: Any) -> bytes:
+    packed: bytes = msgpack.packb(piece, default=packable)
+    return packed
+
+
 class Local:
     """In place of the checkpointer's process: a checkpoint is made at once, or when `answer` is called."""
 
@@ -41,11 +49,16 @@ class Local:
     def start(self) -> None:
         self.is_running = True
 
+    def look(self) -> None: ...
+
     def close(self) -> None:
         self.is_running = False
 
     def checkpoint(self, layers: Any, up_to_lsn: int, positions: Any) -> None:
-        effects = {partition: list(layer.pieces(2)) for partition, layer in layers.items()}
+        packed = {partition: [*map(_packed, layer.pieces(2))] for partition, layer in layers.items()}
+        effects = {
+            partition: [msgpack.unpackb(each, use_list=False) for each in of] for partition, of in packed.items()
+        }
         self.asked = [effects, up_to_lsn, positions]
 
     def release_memory(self) -> None: ...
@@ -54,7 +67,7 @@ class Local:
 
     def sendall(self, data: bytes) -> None: ...
 
-    def answers(self) -> list[Done]:
+    def answers(self) -> list[Any]:
         assert self.log is not None
         tables = checkpointer.Tables(self, {}, self.log._log_id, self.log._worker, 0, 1 << 20)  # type: ignore[arg-type]
         tables._stores = self.log._tables
@@ -64,11 +77,13 @@ class Local:
         return [Done(up_to_lsn, *tables.checkpoint(*self.asked))]
 
 
-def open_local(monkeypatch: Any, directory: Path, partitions: tuple[int, ...], **kwargs: Any) -> CommitLog:
+def open_local(
+    monkeypatch: Any, directory: Path, partitions: tuple[int, ...], local: type[Local] = Local, **kwargs: Any
+) -> CommitLog:
     """The log with a `Local` checkpointer."""
-    monkeypatch.setattr(commit_log, "Checkpointer", Local)
+    monkeypatch.setattr(commit_log, "Checkpointer", local)
     kwargs.setdefault("limits", SMALL)
-    log = open_log(directory, partitions, map_size_bytes=1 << 24, **kwargs)
+    log = open_log(directory, partitions, **{"map_size_bytes": 1 << 24, **kwargs})
     log.checkpointer.log = log  # type: ignore[attr-defined]
     return log
 

@@ -4,6 +4,7 @@ import select
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from storage.data_dir import partition_path
 from storage.lmdb_store import LmdbStore
@@ -24,6 +25,7 @@ def open_log(
     limits: LogLimits = DEFAULT_LIMITS,
     map_size_bytes: int = MAP_BYTES,
     follower: Follower | None = None,
+    **others: Any,
 ) -> CommitLog:
     """The log of a worker in the data directory, which is made if missing, with the stores of these partitions."""
     partition_path(directory, 0).parent.mkdir(parents=True, exist_ok=True)
@@ -41,6 +43,7 @@ def open_log(
             map_size_bytes=map_size_bytes,
             limits=limits,
             follower=follower,
+            **others,
         )
     except BaseException:
         for store in tables.values():
@@ -73,7 +76,7 @@ def open_tables(directory: Path, partition: int, *, map_size_bytes: int = MAP_BY
     path = partition_path(directory, partition)
     store = LmdbStore(path, partition_id=partition, map_size_bytes=map_size_bytes, create=False, attached=True)
     try:
-        detach({partition: store}, lambda _: None)
+        assert not detach({partition: store}, lambda _: None).behind
     except BaseException:
         store.close()
         raise

@@ -1,7 +1,7 @@
 """A file system of its own for a broker: real, small, and free to be filled, frozen or broken.
 
-It is ext4 in a file, mounted where only the processes see it that run in its mount namespace. When the last of them
-has ended, it is gone.
+It is ext4 in a file, or tmpfs, mounted where only the processes see it that run in its mount namespace. When the last
+of them has ended, it is gone.
 """
 
 import fcntl
@@ -9,6 +9,9 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +23,7 @@ from tests.brokers import REPOSITORY, Broker
 from tests.caller import REQUIRE_DISKS
 
 MIB = 1 << 20
+DISK_BYTES = 128 * MIB
 TOOLS = ("unshare", "nsenter", "mount", "umount", "fsfreeze", "mkfs.ext4")
 _SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN
 _WITH_ALL_WRITTEN, _AS_IT_IS = 0, 2  # its arguments, EXT4_GOING_FLAGS_...
@@ -28,15 +32,15 @@ _WITH_ALL_WRITTEN, _AS_IT_IS = 0, 2  # its arguments, EXT4_GOING_FLAGS_...
 class OwnDisk:
     """`prefix` runs a command in the namespace, where the file system is at `path`; `seen` is that, as tests see it."""
 
-    def __init__(self, directory: Path, size_bytes: int = 128 * MIB) -> None:
+    def __init__(self, directory: Path, size_bytes: int = DISK_BYTES, *, in_memory: bool = False) -> None:
+        """`in_memory`: it is a tmpfs, which takes no direct writes, and is empty when it is mounted again."""
         self.path = directory / "disk"
         self.path.mkdir(parents=True)
         self._image = directory / "disk.image"
-        with self._image.open("wb") as image:
-            image.truncate(size_bytes)
-        # Without reserved blocks, as tests run as root, and without tables that the kernel would write later.
-        options = ("-q", "-b", "4096", "-m", "0", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard")
-        subprocess.run(["mkfs.ext4", *options, str(self._image)], check=True, capture_output=True)
+        self._mount: tuple[str, ...] = ("mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(self.path))
+        if not in_memory:
+            self._mount = ("mount", "-o", "loop", str(self._image), str(self.path))
+            self._make(size_bytes)
         self._keeper = subprocess.Popen(
             ["unshare", "--mount", "--propagation", "private", "sh", "-c", "echo && exec cat"],
             stdin=subprocess.PIPE,
@@ -61,12 +65,19 @@ class OwnDisk:
     ) -> None:
         self.close()
 
+    def _make(self, size_bytes: int) -> None:
+        with self._image.open("wb") as image:
+            image.truncate(size_bytes)
+        # Without reserved blocks, as tests run as root, and without tables that the kernel would write later.
+        options = ("-q", "-b", "4096", "-m", "0", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard")
+        subprocess.run(["mkfs.ext4", *options, str(self._image)], check=True, capture_output=True)
+
     def run(self, *command: str) -> None:
         done = subprocess.run([*self.prefix, *command], capture_output=True, text=True, check=False)
         assert done.returncode == 0, (command, done.stderr)
 
     def mount(self) -> None:
-        self.run("mount", "-o", "loop", str(self._image), str(self.path))
+        self.run(*self._mount)
 
     def mount_again(self) -> None:
         """As an operator does after a fault; no broker runs."""
@@ -105,6 +116,24 @@ class OwnDisk:
         # ext4 reserves more than it needs, and gives that back when it has written: until a round finds nothing free.
         while self._take_what_is_free():
             pass
+
+    @contextmanager
+    def kept_full(self) -> Iterator[None]:
+        """Fill it, and again whenever something is freed."""
+        self.fill()
+        ends = threading.Event()
+
+        def fill() -> None:
+            while not ends.wait(0.02):
+                self._take_what_is_free()
+
+        thread = threading.Thread(target=fill)
+        thread.start()
+        try:
+            yield
+        finally:
+            ends.set()
+            thread.join()
 
     def _take_what_is_free(self) -> int:
         """The bytes that were free."""
@@ -151,9 +180,9 @@ def why_not() -> str | None:
         return f"an image cannot be mounted: {error}"
 
 
-def own_disk_or_skip(directory: Path) -> OwnDisk:
+def own_disk_or_skip(directory: Path, size_bytes: int = DISK_BYTES, *, in_memory: bool = False) -> OwnDisk:
     reason = why_not()
     if reason is not None:
         assert not REQUIRE_DISKS, reason
         pytest.skip(reason)
-    return OwnDisk(directory)
+    return OwnDisk(directory, size_bytes, in_memory=in_memory)

@@ -1,15 +1,13 @@
 """The import rules of docs/architecture.md, held by reading every import in the sources."""
 
 import ast
-from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.sources import ROOT, SHIPPED, imports, is_within, modules
+
 OURS = ("protocol", "storage", "broker", "pipeline", "pyspark_peeklock", "bench", "tests")
-TOP_LEVEL = "pipeline.pyspark_peeklock"  # installed as a package of its own, because Spark finds it by its name
 
 # What waits, or looks at the world: no business of a pure module.
 OUTSIDE = {
@@ -37,10 +35,12 @@ MAY_IMPORT = {
         "broker.administration.address",
         "broker.logging",
         "protocol.client.connection_string",
+        "protocol.client.sockets",
         "protocol.nodes.sas_tokens",
         "storage.capture",
     },
     "broker.catalog": {"broker", "storage", "protocol.error_texts"},
+    "broker.cluster": {"broker", "protocol.client.sockets"},
     "broker.pairing": {"broker.pairing", "broker.administration", "broker.atom", "broker.logging", "protocol"},
     "broker.pairing.sidecar": {
         "broker.administration.client",
@@ -75,6 +75,7 @@ MAY_IMPORT = {
         "broker.rules",
         "protocol.codec",
         "protocol.errors",
+        "protocol.message.layout",
         "protocol.symbols",
     },
     "broker.gateway": {
@@ -91,6 +92,7 @@ MAY_IMPORT = {
         "storage.data_dir",
         "storage.durable",
         "storage.journal",
+        "storage.liveness",
         "storage.log.frames",
         "storage.log.recovery",
         "storage.log.follower",
@@ -132,6 +134,7 @@ MAY_IMPORT = {
     "broker.settings.config": {
         "broker.administration.address",
         "protocol.client.connection_string",
+        "protocol.host_names",
         "broker.namespace.entities",
         "broker.namespace.rule_descriptions",
         "broker.settings.addresses",
@@ -292,6 +295,7 @@ NOT_PURE = {
     "protocol.extension": {"os"},  # a variable switches it off
     "protocol.native.build": {"contextlib", "pathlib", "sysconfig"},  # a part of the build
     "protocol.client.connection": {"asyncio", "ssl", "socket"},
+    "protocol.client.sockets": {"socket"},
     "protocol.client.link_end": {"asyncio"},
     "protocol.client.links": {"asyncio"},
     "protocol.client.requests": {"asyncio", "time"},
@@ -351,36 +355,9 @@ ONLY_IN = {
 NOWHERE = {"proton", "cproton"}  # Proton's own Python classes: too slow for the wire, and a second way to do it
 
 
-def is_within(name: str, package: str) -> bool:
-    return name == package or name.startswith(package + ".")
-
-
-def modules() -> Iterator[tuple[str, Path]]:
-    for package in ("protocol", "storage", "broker", "pipeline"):
-        for path in sorted((ROOT / package).rglob("*.py")):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            name = ".".join(part for part in parts if part != "__init__")
-            yield name.removeprefix("pipeline.") if is_within(name, TOP_LEVEL) else name, path
-
-
-def imports(tree: ast.AST, module: str, is_package: bool) -> set[str]:
-    """Full names of all that is imported anywhere: of `from a.b import c`, a.b.c."""
-    found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                parent = module.split(".") if is_package else module.split(".")[:-1]
-                parent = parent[: len(parent) - node.level + 1]
-                base = ".".join([*parent, base]) if base else ".".join(parent)
-            found |= {f"{base}.{alias.name}" for alias in node.names}
-    return found
-
-
 SOURCES = {
-    module: imports(ast.parse(path.read_text()), module, path.name == "__init__.py") for module, path in modules()
+    module: imports(ast.parse(path.read_text()), module, path.name == "__init__.py")
+    for module, path in modules(*SHIPPED)
 }
 
 
@@ -520,7 +497,29 @@ def test_every_rule_is_about_something_that_exists():
     assert [name for name in sorted(named) if not any(is_within(module, name) for module in SOURCES)] == []
 
 
-def test_each_test_file_has_a_name_of_its_own():
-    """Pytest imports them by their names alone, so that two of one name cannot be collected together."""
-    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py") if ".build" not in path.parts)
-    assert [name for name, count in names.items() if count > 1] == []
+def bare_imports(path: Path, source: str) -> list[str]:
+    """What a module imports of its own folder by name alone."""
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    neighbours = {each.stem for each in path.parent.glob("*.py")}
+    found = imports(ast.parse(source), module, is_package=False)
+    return sorted(name for name in found if name.partition(".")[0] in neighbours)
+
+
+def test_tests_import_their_neighbours_by_full_names():
+    """By its bare name a helper would be a second module, of classes that are not the same, and unknown to mypy."""
+    programs = ROOT / "tests" / "interop"  # its folders have programs that run in environments of their own
+    paths = [path for path in (ROOT / "tests").rglob("*.py") if programs not in path.parent.parents]
+    found = {str(path): bare_imports(path, path.read_text()) for path in paths}
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("from driver import Driver", ["driver.Driver"]),
+        ("def f():\n    import driver as d, json", ["driver"]),
+        ("from tests.partition.driver import Driver\nfrom tests.partition import turns", []),
+    ],
+)
+def test_a_bare_import_is_found(source, found):
+    assert bare_imports(ROOT / "tests" / "partition" / "test_turns.py", source) == found

@@ -54,10 +54,17 @@ class NotThere(Refused):
 class HttpClient:
     """Use it in `async with`. Paths are percent-encoded and begin without a slash."""
 
-    def __init__(self, address: Address, credentials: Credentials, trust: ssl.SSLContext) -> None:
+    def __init__(
+        self,
+        address: Address,
+        credentials: Credentials,
+        trust: ssl.SSLContext,
+        answer_seconds: float = ANSWER_SECONDS,
+    ) -> None:
+        """`answer_seconds`: within this time each answer must have come."""
         self._address = address
         self._credentials = credentials
-        timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS, sock_connect=CONNECT_SECONDS)
+        timeout = aiohttp.ClientTimeout(total=answer_seconds, sock_connect=CONNECT_SECONDS)
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trust), timeout=timeout)
 
     async def __aenter__(self) -> Self:

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from broker.administration.address import Address
 from protocol.client.connection_string import Credentials, SharedAccessKey, SharedAccessSignature
+from protocol.client.sockets import end_when_silent
 from protocol.nodes.sas_tokens import generate
 from storage.capture.errors import DamagedRows, OutOfRetention, SourceFailed, SourceRefused
 from storage.capture.source import Extent, Extents
@@ -162,14 +163,21 @@ class HttpJournal:
         is_new = self._connection.sock is None
         method = "GET" if told is None else "PUT"
         try:
-            self._connection.request(method, target, body=told, headers=headers)
-            return self._connection.getresponse()
+            return self._request(method, target, told, headers)
         except (ConnectionError, http.client.RemoteDisconnected, http.client.CannotSendRequest):
             self._connection.close()
             if is_new:
                 raise
-            self._connection.request(method, target, body=told, headers=headers)
-            return self._connection.getresponse()
+            return self._request(method, target, told, headers)
+
+    def _request(
+        self, method: str, target: str, told: bytes | None, headers: dict[str, str]
+    ) -> http.client.HTTPResponse:
+        if self._connection.sock is None:
+            self._connection.connect()
+            end_when_silent(self._connection.sock)
+        self._connection.request(method, target, body=told, headers=headers)
+        return self._connection.getresponse()
 
     def _token(self) -> str:
         match self._credentials:

@@ -42,7 +42,8 @@ def _of_entities(settings: Settings, now_ms: int) -> list[str]:
     except (NotADirectoryError, PermissionError) as error:
         return [str(DataDirectoryUnwritable(settings.data_dir, error))]
     found.require_growth(settings.data_dir, wanted)
-    stores = [_copy(settings, partition) for partition in range(settings.partitions)]
+    known = found.stores or ()
+    stores = [_copy(settings, partition, partition in known) for partition in range(settings.partitions)]
     try:
         if found.partitions < settings.partitions:
             reconcile(stores[: found.partitions], (), now_ms)  # entities stay where they are
@@ -52,9 +53,9 @@ def _of_entities(settings: Settings, now_ms: int) -> list[str]:
     return list(forwarding_problems(settings.entities))
 
 
-def _copy(settings: Settings, partition: int) -> MemoryStore:
+def _copy(settings: Settings, partition: int, is_known: bool) -> MemoryStore:
     path = partition_path(settings.data_dir, partition)
-    return read_apart(path, _read, path) if (path / DATA_FILE).exists() else MemoryStore()
+    return read_apart(path, _read, path) if is_known or (path / DATA_FILE).exists() else MemoryStore()
 
 
 def _read(path: Path) -> MemoryStore:

@@ -25,6 +25,7 @@ from broker.cli.pairs import PAIR_HELP, pairs
 from broker.cli.progress import progress
 from broker.cli.taking.wishes import SessionOption
 from broker.cli.target import CaFileOption, ConnectionStringOption, parsed
+from broker.printable import printable
 
 if TYPE_CHECKING:
     from protocol.client.connection import Connection
@@ -186,7 +187,7 @@ def sessions(
         print_json(found)
     else:
         for each in found:
-            typer.echo(each)
+            typer.echo(printable(each))
         typer.echo(f"{len(found)} session{'' if len(found) == 1 else 's'} in {queue}", err=True)
 
 

@@ -1,8 +1,9 @@
 """The commands of `peeklock` that work on this machine: to serve, and on settings and files.
 
-Exit codes: 0 done; 1 the command failed, or data are damaged; 2 no such command or option; 78 (EX_CONFIG of sysexits.h)
-a flag's value, a variable or the file is wrong, or the broker cannot start with these settings. A problem that the user
-can fix is one message on standard error, never a traceback.
+Exit codes: 0 done; 1 the command failed, or data are damaged; 2 no such command or option; 75 (EX_TEMPFAIL of
+sysexits.h) the disk is too full for the broker to start; 78 (EX_CONFIG) a flag's value, a variable or the file is
+wrong, or the broker cannot start with these settings. A problem that the user can fix is one message on standard error,
+never a traceback.
 """
 
 # Modules that only one command needs are imported inside it, so that others start faster.
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from broker import __version__
+from broker.printable import printable_lines
 from broker.settings.config import ConfigurationError, Settings
 from broker.settings.sources import CLUSTER_FLAGS, FLAGS, Loaded, leaves, load
 
@@ -89,7 +91,7 @@ def _fail(text: str, code: int) -> None:
     lines = text.splitlines()
     if len(lines) > 1:
         text = "\n  ".join([f"{len(lines)} things are wrong:", *lines])
-    typer.echo(f"peeklock: {text}", err=True)
+    typer.echo(f"peeklock: {printable_lines(text)}", err=True)
     raise typer.Exit(code)
 
 
@@ -317,6 +319,8 @@ def _print_report(path: Path, report: "Report") -> None:
             typer.echo(f"  {finding.problem}: {finding.text}")
         if unlisted := partition.problems.total() - len(partition.findings):
             typer.echo(f"  and {unlisted} more")
+    for torn in report.torn:
+        typer.echo(f"note: {torn}")
     typer.echo(f"{path}: {'ok' if report.ok else f'{report.problem_count} problems'}")
 
 

@@ -18,6 +18,13 @@ def of_broker(settings: Settings, key_name: str, entity: str | None, *, tls: boo
     """Raises ConfigurationError, OSError."""
     ports = running_ports(settings.data_dir)
     key = _namespace_key(settings, key_name) if entity is None else _entity_key(settings, ports, entity, key_name)
+    for what, part in (
+        ("--key-name: the name", key_name),
+        ("--key-name: the key", key),
+        ("--entity: it", entity or ""),
+    ):
+        if ";" in part or not part.isprintable():  # it would become another part, such as an Endpoint
+            raise ConfigurationError(f"{what} has characters that cannot be in a connection string, such as ';'")
     text = connection_string(settings.amqp.host, _amqp_port(settings, ports, tls=tls), key_name, key, tls=tls)
     return text if entity is None else f"{text}EntityPath={entity};"
 

@@ -5,13 +5,15 @@ from typing import Final, NoReturn
 
 import typer
 
+from broker.printable import printable_lines
+
 FAILED = 1
 WRONG_USE = 2
 _FOR_SUPPORT: Final = re.compile(r"( To know more visit \S+)?([\s,]*\bReference:\S+)?[\s,]*\bTrackingId:.*", re.DOTALL)
 
 
 def fail(text: str, code: int = FAILED) -> NoReturn:
-    typer.echo(f"peeklock: {text}", err=True)
+    typer.echo(f"peeklock: {printable_lines(text)}", err=True)
     raise typer.Exit(code)
 
 

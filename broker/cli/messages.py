@@ -1,7 +1,6 @@
 """Messages as commands read, print and correct them."""
 
 import base64
-import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from broker.cli.ending import WRONG_USE, fail
+from broker.printable import json_text
 
 if TYPE_CHECKING:
     from protocol.client.messages import Message
@@ -126,7 +126,7 @@ def print_message(message: "Message") -> None:
         "properties": message.application_properties or None,
     }
     shown = {name: _plain(value) for name, value in fields.items() if value is not None}
-    typer.echo(json.dumps(shown | {"body": _plain(message.content())}, ensure_ascii=False))
+    typer.echo(json_text(shown | {"body": _plain(message.content())}))
 
 
 def _plain(value: Any) -> Any:

@@ -1,11 +1,12 @@
 """What commands print: JSON, and tables, with lines on a terminal and without them for other programs."""
 
-import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from broker.printable import json_text, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,7 +19,7 @@ Cells = Sequence[Sequence[str | int | None]]
 
 def print_json(value: Any, *, is_line: bool = False) -> None:
     """On several lines, or on one, where many values follow each other."""
-    typer.echo(json.dumps(value, indent=None if is_line else 2, ensure_ascii=False))
+    typer.echo(json_text(value, indent=None if is_line else 2))
     sys.stdout.flush()
 
 
@@ -65,8 +66,3 @@ def _texts(rows: Cells) -> list[list[str]]:
 def _numeric(head: Sequence[str], rows: Cells) -> list[bool]:
     """For each column whether it has numbers alone."""
     return [bool(rows) and all(isinstance(row[at], int | None) for row in rows) for at in range(len(head or rows[0]))]
-
-
-def printable(text: str) -> str:
-    """The text on one line: what would control the terminal is shown as an escape sequence of Python."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

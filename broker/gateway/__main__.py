@@ -2,16 +2,20 @@
 
 import sys
 
-import uvloop
+from broker.pulse import Pulse
 
-from broker.child import Pulse, collect_rarely, fail, keep_freed, read_instructions
-from broker.gateway.gateway import Gateway
-from broker.logging import configure_logging
-from broker.settings.config import ConfigurationError
+_PULSE = Pulse()
+with _PULSE.loading():
+    import uvloop
+
+    from broker.child import collect_rarely, fail, keep_freed, read_instructions
+    from broker.gateway.gateway import Gateway
+    from broker.logging import configure_logging
+    from broker.settings.config import ConfigurationError
 
 
 async def _serve() -> None:
-    await Gateway(_INSTRUCTIONS, beat=Pulse().beat).run()
+    await Gateway(_INSTRUCTIONS, beat=_PULSE.beat).run()
 
 
 _INSTRUCTIONS = read_instructions()

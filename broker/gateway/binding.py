@@ -5,6 +5,9 @@ from typing import NamedTuple
 
 from broker.errors import InvalidArgument, NotAllowed, NotImplementedByBroker
 from broker.gateway.host import Host
+from broker.gateway.links.browsers import Browser
+from broker.gateway.links.filters import SourceFilters
+from broker.gateway.links.filters import read as read_filters
 from broker.gateway.links.partitioned_receivers import PartitionedReceiver
 from broker.gateway.links.partitioned_senders import PartitionedSender
 from broker.gateway.links.receivers import ClientReceiver
@@ -21,6 +24,7 @@ from protocol import error_texts, session_filter
 from protocol.addresses import Address, Node, Part
 from protocol.addresses import parse as parse_address
 from protocol.engine.links import Link
+from protocol.session_filter import SessionRequest
 from protocol.symbols import TRANSFER_DESTINATION_ADDRESS
 
 # The largest tokens known are some 10 KiB.
@@ -28,7 +32,7 @@ MAX_TOKEN_MESSAGE_BYTES = 128 * 1024
 
 _NON_EXCLUSIVE_SESSION_FILTER = "com.microsoft:non-exclusive-session-filter:list"  # of a preview of Service Bus
 
-Bound = ClientSender | ClientReceiver | RequestLink | ResponseLink | Coordinator
+Bound = ClientSender | ClientReceiver | Browser | RequestLink | ResponseLink | Coordinator
 
 
 class Destination(NamedTuple):
@@ -122,25 +126,50 @@ def _transfer_destination(host: Host, name: object) -> Entity:
     return entity
 
 
-def _bind_receiver(host: Host, link: Link, address: Address, entity: Entity) -> ClientReceiver:
+def _bind_receiver(host: Host, link: Link, address: Address, entity: Entity) -> ClientReceiver | Browser:
     entity.require_receive(address.part)
     filters = link.source_filter()
     if _NON_EXCLUSIVE_SESSION_FILTER in filters:
         raise NotImplementedByBroker("Receivers that share a session are not offered by this version.")
     session = session_filter.read(filters, link.remote_properties())
+    others = read_filters(filters)
     has_sessions = entity.requires_session and address.part is Part.MAIN
+    if session is not None and not has_sessions:
+        raise NotAllowed(error_texts.SESSION_RECEIVER_NOT_SUPPORTED)
+    if link.browses:
+        return _bind_browser(host, link, address, entity, session, others)
     if session is not None:
-        if not has_sessions:
-            raise NotAllowed(error_texts.SESSION_RECEIVER_NOT_SUPPORTED)
         if session.session_id is not None:
             partition = entity.partition_of_session(session.session_id)
-            return SessionReceiver(host, link, entity, address, partition, session)
+            return SessionReceiver(host, link, entity, address, partition, session, others)
         if entity.is_partitioned:
-            return NextSessionReceiver(host, link, entity, address, session)
-        return SessionReceiver(host, link, entity, address, entity.partition, session)
+            return NextSessionReceiver(host, link, entity, address, session, others)
+        return SessionReceiver(host, link, entity, address, entity.partition, session, others)
     if has_sessions:
         raise NotAllowed(error_texts.SESSION_RECEIVER_REQUIRED)
-    link.accept(entity.max_message_bytes(host.gateway.settings.amqp.max_message_size_bytes))
+    most_bytes = entity.max_message_bytes(host.gateway.settings.amqp.max_message_size_bytes)
+    link.accept(most_bytes, filters=others.in_place)
     if entity.is_partitioned:
-        return PartitionedReceiver(host, link, entity, address)
-    return ClientReceiver(host, link, entity, address, entity.partitions)
+        return PartitionedReceiver(host, link, entity, address, others.selector)
+    return ClientReceiver(host, link, entity, address, entity.partitions, others.selector)
+
+
+def _bind_browser(
+    host: Host,
+    link: Link,
+    address: Address,
+    entity: Entity,
+    session: SessionRequest | None,
+    others: SourceFilters,
+) -> Browser:
+    """A browser of one session, or of all messages; it takes no session, so it does not wait for the next one either.
+
+    So the filter for any session is not in place, and not in the answer.
+    """
+    session_id = None if session is None else session.session_id
+    filters = others.in_place
+    if session is not None and session_id is not None:
+        filters |= session_filter.accepted_filters(session, session_id)
+    most_bytes = entity.max_message_bytes(host.gateway.settings.amqp.max_message_size_bytes)
+    link.accept(most_bytes, filters=filters, copies=True)
+    return Browser(host, link, entity, address, session_id, others.selector)

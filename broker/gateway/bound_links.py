@@ -7,17 +7,31 @@ from broker.errors import BrokerError, NotAllowed, QuotaExceeded
 from broker.gateway.binding import Bound, Destination, bind, destination_of
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Host
+from broker.gateway.links.browsers import Browser
 from broker.gateway.links.receivers import ClientReceiver
 from broker.gateway.links.senders import ClientSender
 from broker.gateway.nodes.request_links import RequestLink, ResponseLink
 from protocol import conditions, error_texts
 from protocol.addresses import Node
-from protocol.engine.links import Link
+from protocol.engine.links import Link, Session
 from protocol.errors import ProtocolError
 from protocol.nodes.sas_tokens import ExpiredToken
 
+# The node, and the kind of what a request names, and that: an address or a name, or its session.
+Reply = tuple[tuple[Node, str], str, str | Session | None]
+
 # A client needs two links to put a token; some clients attach new ones before the old ones are detached.
 MAX_LINKS_WITHOUT_RIGHTS = 20
+
+
+def replies_to(response: ResponseLink) -> list[Reply]:
+    """What may say that a response goes to this link."""
+    node, link = response.node, response.link
+    return [(node, "address", response.address), (node, "name", link.name), (node, "session", link.session)]
+
+
+def _is_of_claims(bound: Bound) -> bool:
+    return isinstance(bound, RequestLink | ResponseLink) and bound.node[0] is Node.CBS
 
 
 class BoundLinks:
@@ -27,7 +41,9 @@ class BoundLinks:
         self._host = host
         self._links = links
         self._count = 0
-        self._responses: list[ResponseLink] = []
+        self._claims = {True: 0, False: 0}  # links to $cbs, by whether we send on them
+        self._responses: dict[ResponseLink, None] = {}
+        self._by_reply_to: dict[Reply, dict[ResponseLink, None]] = {}  # the oldest first
 
     def attach(self, link: Link) -> None:
         """Bind the link to the entity or node that the client asks for, or refuse it with the reason."""
@@ -47,7 +63,10 @@ class BoundLinks:
             return
         link.context = bound
         if isinstance(bound, ResponseLink):
-            self._responses.append(bound)
+            self._responses[bound] = None
+            for reply in replies_to(bound):
+                self._by_reply_to.setdefault(reply, {})[bound] = None
+        self._claims[link.is_sender] += _is_of_claims(bound)
         self._add(link, 1)
 
     def _require_room(self, link: Link) -> None:
@@ -68,10 +87,8 @@ class BoundLinks:
         """
         if destination is None or destination.address.node is not Node.CBS:
             return
-        for other in self._links.values():
-            bound = other.context
-            if isinstance(bound, ResponseLink if link.is_sender else RequestLink) and bound.node[0] is Node.CBS:
-                raise NotAllowed(error_texts.cbs_link_exists(self._host.client_name))
+        if self._claims[link.is_sender]:
+            raise NotAllowed(error_texts.cbs_link_exists(self._host.client_name))
 
     def unbind(self, link: Link, broken: bool = False, unsent: int = 0) -> None:
         """The link is gone. `broken`: it went with its connection, which was lost.
@@ -82,15 +99,22 @@ class BoundLinks:
         if bound is None:
             return
         link.context = None
+        self._claims[link.is_sender] -= _is_of_claims(bound)
         self._add(link, -1)
         if isinstance(bound, ClientReceiver):
             bound.on_detach(broken, unsent)
         else:
             bound.on_detach()
         if isinstance(bound, ResponseLink):
-            self._responses.remove(bound)
-        else:
-            self._host.active.pop(bound, None)
+            del self._responses[bound]
+            for reply in replies_to(bound):
+                links = self._by_reply_to[reply]
+                del links[bound]
+                if not links:
+                    del self._by_reply_to[reply]
+        self._host.active.pop(bound, None)
+        self._host.blocked.discard(bound)
+        self._host.shut.discard(bound)
 
     def unbind_all(self, broken: bool, unsent: Mapping[Link, int]) -> None:
         """The connection is gone. `unsent`: see `unbind`."""
@@ -100,6 +124,24 @@ class BoundLinks:
                 self.unbind(link, broken, unsent.get(link, 0))
             except Exception as error:
                 self._host.fail(error)
+
+    def let_go(self) -> None:
+        """The connection is gone, and its links are unbound."""
+        self._links = {}
+        del self._host
+
+    def end(self, link: Link, condition: str, description: str) -> None:
+        """Detach the link from our side, when the client has the answers to what it has asked for on it."""
+
+        def end() -> None:
+            link.detach(condition, description)
+            self.unbind(link)
+
+        bound: Bound | None = link.context
+        if isinstance(bound, ClientSender | ClientReceiver):
+            bound.wind_up(end)
+        else:
+            end()
 
     def detach_all(self, condition: str, description: str) -> None:
         for link in list(self._links.values()):
@@ -112,19 +154,18 @@ class BoundLinks:
         host = self._host
         for link in list(self._links.values()):
             bound = link.context
-            if not isinstance(bound, ClientSender | ClientReceiver):
+            if not isinstance(bound, ClientSender | ClientReceiver | Browser) or bound.is_ending:
                 continue
             path = next((path for path in bound.paths if not host.rights.allows(path, bound.right, now_s)), None)
             if path is not None:
                 text = reason or str(ExpiredToken(host.rights.expired_s(path, bound.right, now_s)))
                 host.gateway.metrics.errors[conditions.UNAUTHORIZED_ACCESS] += 1
-                link.detach(conditions.UNAUTHORIZED_ACCESS, host.tracked(text, bound.tracker))
-                self.unbind(link)
+                self.end(link, conditions.UNAUTHORIZED_ACCESS, host.tracked(text, bound.tracker))
 
     def ask_again(self) -> None:
         """The client has stopped reading, or reads again: its links grant the partitions less, or more."""
         for link in self._links.values():
-            if isinstance(link.context, ClientReceiver):
+            if isinstance(link.context, ClientReceiver | Browser):
                 link.context.ask()
 
     def respond(self) -> None:
@@ -134,15 +175,13 @@ class BoundLinks:
 
     def response_link(self, node: tuple[Node, str], reply_to: str | None, request: Link) -> ResponseLink | None:
         """The link for the response to a request on this link (amqp.md 2.1)."""
-        links = [link for link in self._responses if link.node == node]
+        kinds: list[tuple[str, str | Session | None]] = [("session", request.session)]
         if reply_to is not None:
-            for link in links:
-                if link.link.target_address == reply_to:
-                    return link
-            for link in links:
-                if link.link.name == reply_to:
-                    return link
-        return next((link for link in links if link.link.session is request.session), None)
+            kinds = [("address", reply_to), ("name", reply_to), *kinds]
+        for kind, name in kinds:
+            if found := self._by_reply_to.get((node, kind, name)):
+                return next(iter(found))
+        return None
 
     def _add(self, link: Link, change: int) -> None:
         self._count += change

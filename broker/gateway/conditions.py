@@ -15,6 +15,7 @@ CONDITION: dict[type[errors.BrokerError], Symbol] = {
     errors.QuotaExceeded: conditions.RESOURCE_LIMIT_EXCEEDED,
     errors.MessageTooLarge: conditions.LINK_MESSAGE_SIZE_EXCEEDED,
     errors.InvalidArgument: conditions.ARGUMENT_ERROR,
+    errors.InvalidFilter: conditions.INVALID_FIELD,
     errors.DestinationNotFound: conditions.ARGUMENT_ERROR,
     errors.PreconditionFailed: conditions.PRECONDITION_FAILED,
     errors.OutOfRange: conditions.ARGUMENT_OUT_OF_RANGE,

@@ -5,18 +5,22 @@ ends as little as possible: the delivery, else the link, else the connection.
 """
 
 import asyncio
+import itertools
 import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Collection
-from functools import wraps
+from functools import partial, wraps
 from typing import Concatenate, ParamSpec, Protocol, cast
 
 from broker.errors import BrokerError, EntityNotFound
 from broker.gateway.bound_links import MAX_LINKS_WITHOUT_RIGHTS, BoundLinks
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Overrunning, Responder, SessionHolder, Shared
-from broker.gateway.large_answers import LargeAnswers
+from broker.gateway.limits.budget import CONNECTION_BYTES, ENGINE_BYTES, MEASURED_BYTES, TLS_BYTES, Budget, Holder
+from broker.gateway.limits.large_answers import LargeAnswers
+from broker.gateway.limits.queued import Queued
+from broker.gateway.links.browsers import Browser
 from broker.gateway.links.intake import Intake
 from broker.gateway.links.receivers import ClientReceiver
 from broker.gateway.links.senders import ClientSender
@@ -36,7 +40,7 @@ from protocol.addresses import Node
 from protocol.codec import Symbol
 from protocol.engine.deliveries import Delivery, forget, reject
 from protocol.engine.engine import Engine
-from protocol.engine.incoming import FramingError, HandleInUse, IllegalState
+from protocol.engine.incoming import FramingError, HandleInUse, IllegalState, WorkTooLarge
 from protocol.engine.links import Link, Session
 from protocol.engine.sasl import Identity, IdentityKind, SaslServer
 from protocol.engine.state_bytes import StateTooLarge
@@ -47,6 +51,9 @@ from protocol.nodes.sas_tokens import Claim
 log = get_logger("gateway")
 
 
+# A read of so many bytes is not followed by another before others are served: the event loop would go on reading from a
+# socket that has more.
+LARGE_READ_BYTES = 128 << 10
 # After a close the peer has this long to answer before the socket is closed.
 CLOSE_GRACE_SECONDS = 2.0
 # Tokens end by the wall clock, which may be set meanwhile; so rights are checked at least this often.
@@ -57,6 +64,7 @@ LINKS_OVERRUN = 2
 # State of a client without rights: 40 links with the properties that SDKs send take half of it.
 STATE_BYTES_WITHOUT_RIGHTS = 512 << 10
 UNFINISHED_BYTES_WITHOUT_RIGHTS = 256 << 10  # of messages to $cbs, which hold tokens
+BYTES_PER_LINK = 256  # which go through a connection until its links are measured again
 
 _FAULTS: dict[type[ProtocolError], Symbol] = {
     FramingError: conditions.CONNECTION_FRAMING_ERROR,
@@ -64,6 +72,7 @@ _FAULTS: dict[type[ProtocolError], Symbol] = {
     IllegalState: conditions.ILLEGAL_STATE,
     HandleInUse: conditions.SESSION_HANDLE_IN_USE,
     StateTooLarge: conditions.RESOURCE_LIMIT_EXCEEDED,
+    WorkTooLarge: conditions.RESOURCE_LIMIT_EXCEEDED,
 }
 
 
@@ -93,19 +102,25 @@ class Home(Shared, Protocol):
     waiting: set["ClientConnection"]  # those to regulate when a worker has caught up
     refusals: RepeatedWarning
     unfinished: Pool
+    budget: Budget
 
     def admit(self, connection: "ClientConnection") -> None:
         """It is connected, after TLS, and to be ticked and shut down."""
 
     def leave(self, connection: "ClientConnection") -> None: ...
 
+    def queue(self, waiting: Queued) -> None:
+        """Call its `go_on` when it is its turn."""
+
     @property
     def is_full(self) -> bool:
         """There are more connections than are allowed."""
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection(Holder, asyncio.Protocol):
     """Implements `protocol.engine.engine.Handler` on an asyncio transport, and is the host of its links.
+
+    `carrier_bytes` is what the transport keeps of the input, if it carries more than these bytes.
 
     An unforeseen exception ends this connection. It never reaches the caller: the event loop, the connection to a
     worker (which all clients share), or a loop over all connections.
@@ -115,6 +130,7 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, gateway: Home) -> None:
         self.gateway = gateway
+        self.budget = gateway.budget
         self.active: OrderedDict[Gathering, None] = OrderedDict()
         self.transactions = Transactions()
         self.rights = Rights(everything=gateway.settings.security.allow_anonymous)
@@ -123,11 +139,14 @@ class ClientConnection(asyncio.Protocol):
         self.large_answers = LargeAnswers()
         self.overrun: set[Overrunning] = set()
         self.blocked: set[Gathering] = set()
+        self.shut: set[Gathering] = set()
         self.next_tick_ms = 0
         self._transport: asyncio.Transport | None = None
         self._sasl: SaslServer | None = None
         self._opened = False
         self._waits = False  # True while the gateway does not read from the client
+        self._is_behind = False  # there is more to do with what was read
+        self._rests = False  # much was read, so others are served before it is read again
         self._waits_for: set[WorkerConnection] = set()  # workers that must catch up before the gateway reads again
         self._closing = False
         self._closed_by_client = False
@@ -139,9 +158,15 @@ class ClientConnection(asyncio.Protocol):
         self._expiry: asyncio.TimerHandle | None = None
         self._denial = "SASL"  # why authentication failed, for the log
         self._stall: asyncio.TimerHandle | None = None
+        self._timers: dict[int, asyncio.TimerHandle] = {}  # others, which end with the connection
+        self._timer_numbers = itertools.count()
         self.sessions: dict[tuple[int, str], SessionHolder] = {}
         self._peer = ""
         self.client_name = ""
+        self.carrier_bytes = 0
+        self._socket_bytes = CONNECTION_BYTES
+        self._read_bytes = 0  # TLS keeps a buffer as large as the largest read
+        self._is_tls = False
         self._reason = ""
 
     # -- asyncio.Protocol
@@ -158,31 +183,67 @@ class ClientConnection(asyncio.Protocol):
         self._names = names_of(transport.get_extra_info("peercert"))
         self._sasl = SaslServer(self._verify_plain, ", ".join(sorted(self._names)))
         no_delay(transport)
+        self._is_tls = transport.get_extra_info("ssl_object") is not None
+        if self._is_tls:
+            self._socket_bytes += TLS_BYTES
         self._set_deadline(amqp.sasl_timeout_ms, "SASL was not finished in time")
         self.gateway.admit(self)
 
     @_contained
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        for timer in (self._deadline, self._expiry, self._stall):
+        for timer in (self._deadline, self._expiry, self._stall, *self._timers.values()):
             if timer is not None:
                 timer.cancel()
+        self._timers.clear()
         self.gateway.leave(self)
         if self._sasl is None:
             self._links.unbind_all(not self._closed_by_client, self._unsent_deliveries())
             self.gateway.metrics.sessions -= len(self.engine.sessions)
-            self.active.clear()
+            for forgotten in (self.active, self.overrun, self.blocked, self.sessions):
+                forgotten.clear()
+            self._links.let_go()
             self.engine.free()
-            self.unsent.forget()
+        else:
+            self._sasl.end()
+        self.unsent.forget()
         if self._opened:
             log.info("connection ended", peer=self._peer, reason=self._reason or str(error or "closed by the client"))
 
     def data_received(self, data: bytes) -> None:
-        gateway = self.gateway
-        gateway.metrics.bytes_in += len(data)
+        self.gateway.metrics.bytes_in += len(data)
         if self._transport is None or self._hung_up:
             return
-        router = gateway.router
+        was_behind = self._is_behind
+        self._push(data)
+        self.moved_bytes += len(data)
+        if self.moved_bytes > MEASURED_BYTES:
+            if self._is_tls and len(data) > self._read_bytes:
+                self._read_bytes = len(data)
+            self._measure_at_times()
+        if self._is_behind and not was_behind:
+            self.gateway.queue(self)
+        elif len(data) >= LARGE_READ_BYTES:
+            self._rests = True
+            self.regulate()
+            asyncio.get_running_loop().call_soon(self._read_on)
+
+    @_contained
+    def _read_on(self) -> None:
+        self._rests = False
+        self.regulate()
+
+    def go_on(self, until_s: float) -> bool:
+        """Go on with what was read, until this time of `time.monotonic`. True if there is more to do."""
+        while self._is_behind and self._transport is not None:
+            self._push(b"")
+            if time.monotonic() >= until_s:
+                break
+        return self._is_behind and self._transport is not None
+
+    def _push(self, data: bytes) -> None:
+        """Begin to do what was read, or go on with it: one step, which takes a few milliseconds at most."""
+        router = self.gateway.router
         posted_behind = router.posted_behind
         if posted_behind:
             posted_behind.clear()  # these were added for other connections
@@ -192,9 +253,12 @@ class ClientConnection(asyncio.Protocol):
             try:
                 if self._sasl is not None:
                     data = self._negotiate(data)
-                if data and not self._closing:
-                    self.engine.push(data)
+                self._is_behind = self._sasl is None and not self._closing and self.engine.push_some(data)
+                if self.shut and self.engine.has_flow:
+                    self.active.update(dict.fromkeys(self.shut))
+                    self.shut.clear()
             except ProtocolError as error:
+                self._is_behind = False
                 self._fault(error)
             finally:
                 self._busy = False
@@ -204,6 +268,7 @@ class ClientConnection(asyncio.Protocol):
                 posted_behind.clear()
                 self.regulate()
         except Exception as error:
+            self._is_behind = False
             self.fail(error)
         finally:
             router.end_turn()
@@ -252,13 +317,59 @@ class ClientConnection(asyncio.Protocol):
             self._waits_for &= self.gateway.router.behind
             if self._waits_for:
                 self.gateway.waiting.add(self)
-        wait = self.is_stalled or bool(self.overrun) or bool(self._waits_for)
+        is_held = self.is_stalled or bool(self.overrun) or bool(self._waits_for)
+        wait = is_held or self._is_behind or self._rests
         if wait is not self._waits:
             self._waits = wait
             if wait:
                 transport.pause_reading()
             else:
                 transport.resume_reading()
+
+    # -- broker.gateway.limits.budget.Holder
+
+    @property
+    def peer(self) -> str:
+        return self._peer
+
+    @property
+    def has_rights(self) -> bool:
+        return not self.rights.is_empty
+
+    def held_bytes(self) -> int:
+        transport = self._transport
+        if transport is None:
+            return 0
+        output = max(self._unwritten_bytes(transport) or 0, self.unsent.kept_bytes)
+        held = self._socket_bytes + self._read_bytes + self.carrier_bytes + self.waiting_bytes + output
+        return held if self._sasl is not None else held + ENGINE_BYTES + self.engine.held_bytes
+
+    @_contained
+    def end_for_room(self, text: str) -> None:
+        if self.is_stalled:
+            self._abort(text)
+        else:
+            self.close(conditions.RESOURCE_LIMIT_EXCEEDED, text)
+
+    def cut_off(self, text: str) -> None:
+        self._abort(text)
+
+    def _measure_at_times(self) -> None:
+        """With many links it takes longer, and is done less often."""
+        links = len(self.engine.links) if self._sasl is None else 0
+        if self.moved_bytes > links * BYTES_PER_LINK:
+            self.measure()
+
+    def look_after(self) -> None:
+        """Also drop output that the kernel has sent, which is not needed any more."""
+        if self._sasl is None and self._transport is not None and self.unsent:
+            self.unsent.trim()
+        super().look_after()
+
+    @property
+    def has_authenticated(self) -> bool:
+        """SASL is over, perhaps without credentials."""
+        return self._sasl is None
 
     # -- SASL
 
@@ -397,7 +508,7 @@ class ClientConnection(asyncio.Protocol):
             self.active[link.context] = None
 
     def on_outcome(self, link: Link, delivery: Delivery, token: bytes, state: int, settled: bool) -> None:
-        if isinstance(link.context, ClientReceiver):
+        if isinstance(link.context, ClientReceiver | Browser):
             link.context.on_outcome(delivery, token, state, settled)
         elif settled:
             forget(delivery)
@@ -407,6 +518,20 @@ class ClientConnection(asyncio.Protocol):
         self._reason = self._reason or description or "closed by the client"
 
     # -- for bound links
+
+    @property
+    def output_room_bytes(self) -> int:
+        """How much can be written before the client must read; never too low, if its transport does not tell."""
+        most = self.gateway.settings.amqp.max_output_buffer_bytes
+        unwritten = most if self._transport is None else self._unwritten_bytes(self._transport)
+        return most - (unwritten or 0)
+
+    def _unwritten_bytes(self, transport: asyncio.Transport) -> int | None:
+        """The output that waits for the socket; None if the transport does not tell."""
+        try:
+            return transport.get_write_buffer_size()
+        except (AttributeError, NotImplementedError):
+            return None
 
     def flush(self) -> None:
         """Post what the links have gathered, and write the output of the engine.
@@ -429,7 +554,7 @@ class ClientConnection(asyncio.Protocol):
                 self._flush_again = False
                 self._flush()
             self._busy = False
-            if self._waits or self.overrun or self.is_stalled or self._waits_for:
+            if self._waits or self._is_behind or self.overrun or self.is_stalled or self._waits_for:
                 self.regulate()
         except Exception as error:
             self._busy = False
@@ -446,6 +571,9 @@ class ClientConnection(asyncio.Protocol):
             self.post_gathered()
         transport = self._transport
         if transport is None or self._sasl is not None or self.is_stalled or self._hung_up:
+            if self.is_stalled:  # the engine keeps what comes for the client
+                self.moved_bytes += MEASURED_BYTES
+                self._measure_at_times()
             return
         engine = self.engine
         output = engine.pull()
@@ -453,6 +581,9 @@ class ClientConnection(asyncio.Protocol):
             self.unsent.add(output)
             self.gateway.metrics.bytes_out += len(output)
             transport.write(output)
+            self.moved_bytes += len(output)
+            if self.moved_bytes > MEASURED_BYTES:
+                self._measure_at_times()
             if self.blocked:
                 self.active.update(dict.fromkeys(self.blocked))
                 self.blocked.clear()
@@ -467,8 +598,7 @@ class ClientConnection(asyncio.Protocol):
     def detach(self, link: Link, error: BrokerError, tracker: str = "NoSystemTracker") -> None:
         condition = condition_of(error)
         self.gateway.metrics.errors[condition] += 1
-        link.detach(condition, self.tracked(str(error), tracker))
-        self._links.unbind(link)
+        self._links.end(link, condition, self.tracked(str(error), tracker))
 
     @_contained
     def detach_from(self, entities: Collection[Entity]) -> None:
@@ -496,12 +626,16 @@ class ClientConnection(asyncio.Protocol):
                 link.context.follow()
 
     def later(self, delay_s: float, call: Callable[[], None]) -> None:
-        asyncio.get_running_loop().call_later(delay_s, self._call, call)
+        if self._transport is None:
+            return
+        number = next(self._timer_numbers)
+        self._timers[number] = asyncio.get_running_loop().call_later(delay_s, self._call, number, call)
 
     @_contained
-    def _call(self, call: Callable[[], None]) -> None:
-        if self._sasl is None and self._transport is not None:
-            call()
+    def _call(self, number: int, call: Callable[[], None]) -> None:
+        del self._timers[number]
+        call()
+        if self._sasl is None:
             self.flush()
 
     def tracked(self, text: str, tracker: str = "NoSystemTracker") -> str:
@@ -520,7 +654,7 @@ class ClientConnection(asyncio.Protocol):
     @_contained
     def rules_changed(self) -> None:
         """Authorization rules or certificates' rights are others now: what a client no longer has ends at once."""
-        if self.rights.refresh(self._granted_now):
+        if self._transport is not None and self.rights.refresh(self._granted_now):
             self._links.detach_uncovered(time.time(), _KEY_CHANGED)
             if self._sasl is None:
                 self._limit_state()
@@ -561,7 +695,7 @@ class ClientConnection(asyncio.Protocol):
             return
         self.engine.close(condition, self.tracked(description))
         self.flush()
-        asyncio.get_running_loop().call_later(CLOSE_GRACE_SECONDS, self._abort, description)
+        self.later(CLOSE_GRACE_SECONDS, partial(self._abort, description))
 
     @_contained
     def shut_down(self) -> None:
@@ -628,11 +762,6 @@ class ClientConnection(asyncio.Protocol):
 
     # -- the socket
 
-    def forget_sent(self) -> None:
-        """Drop output that the kernel has sent: it is not needed any more."""
-        if self._sasl is None and self._transport is not None and self.unsent:
-            self.unsent.trim()
-
     def _unsent_deliveries(self) -> dict[Link, int]:
         """The connection is gone: for each link the number of its last deliveries that the client cannot have received.
 
@@ -667,7 +796,7 @@ class ClientConnection(asyncio.Protocol):
             transport.close()
         elif transport.can_write_eof():
             transport.write_eof()
-        asyncio.get_running_loop().call_later(CLOSE_GRACE_SECONDS, self._abort, reason)
+        self.later(CLOSE_GRACE_SECONDS, partial(self._abort, reason))
 
     def _abort(self, reason: str) -> None:
         if self._transport is not None:

@@ -5,25 +5,29 @@ import itertools
 import signal
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from broker.child import Instructions, announce_ready
+from broker.child import Instructions, announce_ready, give_back_freed
 from broker.gateway.connection import ClientConnection
-from broker.gateway.descriptors import allowed_connections
+from broker.gateway.limits.budget import TLS_BYTES, Budget, Holder
+from broker.gateway.limits.descriptors import allowed_connections
+from broker.gateway.limits.queued import Queued
 from broker.gateway.message_ids import MessageIds
 from broker.gateway.namespace import Entity, Namespace
 from broker.gateway.operations import Operations
 from broker.gateway.reports import report_at
+from broker.gateway.returning import Returning
 from broker.gateway.router import Router, WorkerConnection
 from broker.gateway.running import keep_beating, serve_beside, set_at_sigterm
 from broker.gateway.web.endpoint import HttpEndpoint
 from broker.gateway.web.routes import http_endpoint
 from broker.gateway.worker_tcp import connections
 from broker.http.ops import OpsServer, start_ops
-from broker.keys import SECURITY_FILE, Keyring, read_keyring
+from broker.keys import SECURITY_FILE, Keyring, read_security
 from broker.listening import Listener, cannot_listen, listen
 from broker.logging import get_logger
 from broker.metrics import GatewayMetrics
@@ -31,12 +35,16 @@ from broker.repeated_warning import RepeatedWarning
 from broker.settings.config import ConfigurationError, Settings
 from broker.tls import ServerTls
 from protocol.engine.unfinished import Pool
+from protocol.host_names import HostNames
 
 log = get_logger("gateway")
 
 TICK_SECONDS = 0.25
 BACKLOG = 4096
 DETACH_SECONDS = 1.0
+# So much time of each round of the event loop is for connections with more to do than a step. They are served in turn.
+QUEUE_SECONDS = 0.002
+GIVE_BACK_SECONDS = 10.0  # freed memory is given back so often at most, which takes some tens of milliseconds
 OTHERS_SECONDS = 5.0  # a gateway waits so long for further workers when it has the catalog
 
 
@@ -66,6 +74,8 @@ class Gateway:
         self._instructions = instructions
         self._beat = beat
         self._tls = None if self.settings.tls.certificate is None else ServerTls(self.settings.tls)
+        self._named = self.settings.security.host_names
+        self.host_names = self._names()
         self._is_cluster = bool(self.settings.cluster.workers)
         self.container_id = f"{uuid.uuid4().hex}_G{self._number}"
         self.router = Router(
@@ -75,20 +85,25 @@ class Gateway:
             self._on_catalog,
             busy_seconds=self.settings.busy_seconds,
             poll_seconds=self.settings.poll_seconds,
-            connection=connection or connections(self.settings.cluster),
+            connection=connection or connections(self.settings),
         )
+        self.returning = Returning(self.router)
         self.new_message_id = MessageIds()
         self.sender_turns: Iterator[int] = itertools.count()
         self.router.on_caught_up = self._on_caught_up
         self.router.on_changed = self._on_changed
         self.router.on_deleted = self._on_deleted
         self.unfinished = Pool(self.settings.amqp.unfinished_bytes)
+        self.budget = Budget(self.settings.amqp.connections_bytes, self._on_ended)
         self.connections: set[ClientConnection] = set()
         self.waiting: set[ClientConnection] = set()
+        self._queue: deque[Queued] = deque()
+        self._serves_queue = False
         self.max_connections, self._max_refused = allowed_connections(self.settings)
         self._arriving: set[asyncio.BaseProtocol] = set()  # accepted, and usually in the TLS handshake
         self.refusals = RepeatedWarning("connections refused")
         self.denials = RepeatedWarning("authentication failed")
+        self._crowds = RepeatedWarning("connection ended for want of memory")
         self._failures = RepeatedWarning("no connection can be accepted")
         self._catalog_known = asyncio.Event()
         self._serves = False  # it takes clients, or did until it was told to stop
@@ -206,6 +221,11 @@ class Gateway:
                     await self._left.wait()
         except TimeoutError:
             log.warning("clients did not close in time; ending without them", connections=len(self.connections))
+        try:
+            async with asyncio.timeout(DETACH_SECONDS):
+                await self.returning.none.wait()
+        except TimeoutError:
+            log.error("messages that were received and deleted, and not sent, are lost", messages=self.returning.count)
         if self._http is not None:
             await self._http.close()
         if self._reports is not None:
@@ -214,16 +234,23 @@ class Gateway:
             await self._ops.close()
 
     async def _tick(self) -> None:
+        given_back_s = 0.0
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            now_ms = int(time.monotonic() * 1000)
+            now_s = time.monotonic()
+            now_ms = int(now_s * 1000)
+            if now_s - given_back_s > GIVE_BACK_SECONDS and self.budget.has_freed_much():
+                given_back_s = now_s
+                give_back_freed()  # it lies between what others hold, so the C library does not do it by itself
             for connection in list(self.connections):
-                connection.forget_sent()
+                connection.look_after()
                 if connection.next_tick_ms <= now_ms:
                     connection.tick(now_ms)
+            if self._http is not None:
+                self._http.look_after()
 
     def _reload(self) -> None:
-        """Take new keys, and read certificates again. If they cannot be used, the earlier ones stay."""
+        """Take new keys and names, and read certificates again. If they cannot be used, the earlier ones stay."""
         self._take_keys()
         if self._tls is None:
             return
@@ -234,16 +261,26 @@ class Gateway:
             log.error("certificates not reloaded", reason=str(error))
         else:
             log.info("certificates reloaded")
+            self.host_names = self._names()
 
     def _take_keys(self) -> None:
         try:
-            keyring = read_keyring(Path(SECURITY_FILE))
+            security = read_security(Path(SECURITY_FILE))
         except (OSError, ValueError) as error:
             log.error("keys not taken", reason=str(error))
             return
-        if keyring is not None and self.keyring.set_namespace(keyring):
+        if security is None:
+            return
+        self._named = security.host_names
+        self.host_names = self._names()
+        if self.keyring.set_namespace(Keyring.of(security)):
             log.info("keys changed")
             self._rules_changed()
+
+    def _names(self) -> HostNames:
+        """Those by which tokens may name this broker: as configured, where it listens, and of its certificate."""
+        certified = () if self._tls is None else self._tls.host_names
+        return HostNames([*self._named, self.settings.amqp.host, self.settings.http.host, *certified])
 
     def go_on_with(self, work: Coroutine[Any, Any, None]) -> None:
         """Do this for a client beside everything else."""
@@ -294,15 +331,35 @@ class Gateway:
     # -- connections
 
     def admit(self, connection: ClientConnection) -> None:
-        self._arriving.discard(connection)
+        self._discard_arriving(connection)
         self.connections.add(connection)
+        self.budget.enter(connection)
         self.metrics.connections_opened += 1
 
     def leave(self, connection: ClientConnection) -> None:
         self.connections.discard(connection)
+        self.budget.leave(connection)
         self.waiting.discard(connection)
         self._left.set()
         self.metrics.connections_closed += 1
+
+    def queue(self, waiting: Queued) -> None:
+        self._queue.append(waiting)
+        if not self._serves_queue:
+            self._serves_queue = True
+            asyncio.get_running_loop().call_soon(self._serve_queue)
+
+    def _serve_queue(self) -> None:
+        until_s = time.monotonic() + QUEUE_SECONDS
+        for _ in range(len(self._queue)):
+            first = self._queue.popleft()
+            if first.go_on(until_s):
+                self._queue.append(first)
+            if time.monotonic() >= until_s:
+                break
+        self._serves_queue = bool(self._queue)
+        if self._queue:
+            asyncio.get_running_loop().call_soon(self._serve_queue)
 
     @property
     def is_full(self) -> bool:
@@ -317,10 +374,21 @@ class Gateway:
             return None
         connection = ClientConnection(self)
         self._arriving.add(connection)
+        self.budget.expect(TLS_BYTES)
         return connection
 
     def arrived(self, protocol: asyncio.BaseProtocol) -> None:
-        self._arriving.discard(protocol)
+        self._discard_arriving(protocol)
+
+    def _discard_arriving(self, protocol: asyncio.BaseProtocol) -> None:
+        if protocol in self._arriving:
+            self._arriving.discard(protocol)
+            self.budget.expect(-TLS_BYTES)
+
+    def _on_ended(self, holder: Holder, held_bytes: int) -> None:
+        self.metrics.connections_ended_for_memory += 1
+        limit = f"all connections together may take {self.budget.maximum_bytes} bytes (amqp.max_connections_bytes)"
+        self._crowds.happened(limit, last_peer=holder.peer, last_held_bytes=str(held_bytes))
 
     def accept_failed(self, error: OSError) -> None:
         self.metrics.accept_failures += 1
@@ -342,5 +410,6 @@ class Gateway:
 
     def snapshot(self) -> dict[str, Any]:
         self.metrics.tls_handshakes = len(self._arriving)
+        self.metrics.connections_held_bytes = self.budget.held_bytes
         self.metrics.tls_certificate_expires_seconds = 0.0 if self._tls is None else self._tls.expires_s
         return self.metrics.snapshot(self._instructions.restarts)

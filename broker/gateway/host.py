@@ -8,9 +8,10 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Protocol
 
 from broker.errors import BrokerError
-from broker.gateway.large_answers import LargeAnswers
+from broker.gateway.limits.large_answers import LargeAnswers
 from broker.gateway.message_ids import MessageIds
 from broker.gateway.namespace import Namespace
+from broker.gateway.returning import Returning
 from broker.gateway.rights import Rights
 from broker.gateway.router import Router
 from broker.gateway.transactions import Transactions
@@ -23,6 +24,7 @@ from broker.settings.config import Settings
 from protocol.addresses import Node
 from protocol.engine.deliveries import Delivery
 from protocol.engine.links import Link
+from protocol.host_names import HostNames
 from protocol.nodes.sas_tokens import Claim
 
 
@@ -32,8 +34,10 @@ class Shared(Protocol):
     settings: Settings
     metrics: GatewayMetrics
     keyring: Keyring
+    host_names: HostNames  # of the broker
     namespace: Namespace
     router: Router
+    returning: Returning
     denials: RepeatedWarning
     new_message_id: MessageIds
     sender_turns: Iterator[int]  # senders to partitioned entities begin with each fragment in turn
@@ -67,8 +71,9 @@ class Host(Turn, Protocol):
 
     `is_stalled`: the client does not read. `waiting_bytes`: the size of responses that wait for credit.
     `large_answers`: the room for these. `overrun`: links that may have more than their credit, for which the client may
-    have to wait. `blocked`: links to post when the client reads again. `unsent`: the end of the output. `sessions`: the
-    holder of each session, by queue id and session id. `client_name`: the container id of the client's open.
+    have to wait. `blocked`: links to post after the next output. `shut`: links to post after the client's next flow.
+    `unsent`: the end of the output. `sessions`: the holder of each session, by queue id and session id. `client_name`:
+    the container id of the client's open.
     """
 
     client_name: str
@@ -78,6 +83,7 @@ class Host(Turn, Protocol):
     large_answers: LargeAnswers
     overrun: set[Overrunning]
     blocked: set[Gathering]
+    shut: set[Gathering]
     unsent: UnsentOutput
     sessions: dict[tuple[int, str], SessionHolder]
     transactions: Transactions
@@ -85,6 +91,10 @@ class Host(Turn, Protocol):
 
     @property
     def gateway(self) -> Shared: ...
+
+    @property
+    def output_room_bytes(self) -> int:
+        """How much can be written before the client must read; never too low."""
 
     def post_gathered(self) -> None:
         """Let the links send what they have gathered to the partitions, so that later commands come after it."""

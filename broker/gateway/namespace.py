@@ -220,11 +220,6 @@ class Namespace:
             raise EntityNotFound(error_texts.entity_not_found(self.name, address.path, kind))
         return entity
 
-    def has_path_from(self, name: str) -> bool:
-        """True if an entity has this path, or a path that begins with these segments."""
-        name = name.lower()
-        return any(path == name or path.startswith(f"{name}/") for path in self._entities)
-
     def names(self) -> Mapping[int, str]:
         return {entity.entity_id: entity.name for entity in self._entities.values()}
 

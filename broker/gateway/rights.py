@@ -7,7 +7,7 @@ from broker.errors import Unauthorized
 from broker.keys import EMULATOR_KEY
 from broker.namespace.entities import AuthorizationRule, Right
 from protocol import error_texts
-from protocol.addresses import parse_audience
+from protocol.addresses import parse_audience, reaches
 from protocol.nodes import sas_tokens
 from protocol.nodes.sas_tokens import Claim, KeyRule
 
@@ -25,8 +25,7 @@ def entity_of(path: str) -> str | None:
 
     A subscription has the rules of its topic.
     """
-    address = parse_audience(path)
-    return (address.subscription.topic if address.subscription else address.path) or None
+    return parse_audience(path).owner or None
 
 
 def key_rules(rules: Iterable[AuthorizationRule]) -> list[KeyRule]:
@@ -35,11 +34,6 @@ def key_rules(rules: Iterable[AuthorizationRule]) -> list[KeyRule]:
         KeyRule(tuple(key for key in (each.primary_key, each.secondary_key) if key is not None), frozenset(each.rights))
         for each in rules
     ]
-
-
-def _covers(scope: str, path: str) -> bool:
-    """Rights at an entity cover its sub-queues and subscriptions, but not other entities below its path."""
-    return not scope or path == scope or path.startswith((f"{scope}/$", f"{scope}/subscriptions/"))
 
 
 class Proof(NamedTuple):
@@ -91,7 +85,7 @@ class Rights:
     def allows(self, path: str, right: Right, now_s: float) -> bool:
         """`path` is an address's, in lower case. Manage implies Send and Listen."""
         return self._everything or any(
-            until_s > now_s and (right in rights or Right.MANAGE in rights) and _covers(scope, path)
+            until_s > now_s and (right in rights or Right.MANAGE in rights) and reaches(scope, path)
             for scope, (rights, until_s, _) in self._granted.items()
         )
 
@@ -105,7 +99,7 @@ class Rights:
         ends = [
             until_s
             for scope, (rights, until_s, _) in self._granted.items()
-            if until_s <= now_s and (right in rights or Right.MANAGE in rights) and _covers(scope, path)
+            if until_s <= now_s and (right in rights or Right.MANAGE in rights) and reaches(scope, path)
         ]
         return max(ends, default=now_s)
 
@@ -119,8 +113,31 @@ class Rights:
         return min(ends, default=None)
 
 
-def explained(error: sas_tokens.TokenError, token: str) -> sas_tokens.TokenError:
-    """The error for the client: who comes with the emulator's key to a broker with another is told what to do."""
+def explained(
+    error: sas_tokens.TokenError, token: str, audience: str, is_host: sas_tokens.IsHost
+) -> sas_tokens.TokenError:
+    """The error for the client: what to do about the emulator's key, and about a host that is not known as one."""
+    if not isinstance(error, sas_tokens.InvalidSignature | sas_tokens.InvalidAudience):
+        return error
     if isinstance(error, sas_tokens.InvalidSignature) and sas_tokens.is_signed_with(token, EMULATOR_KEY):
         return sas_tokens.InvalidSignature(NOT_THE_EMULATORS)
-    return error
+    # Of an audience most are an entity's path; of a resource that does not cover it, few.
+    advice = host_advice(audience, is_host)
+    if isinstance(error, sas_tokens.InvalidAudience):
+        advice = _advice(sas_tokens.unknown_host(sas_tokens.resource_of(token), is_host)) or advice
+    return type(error)(f"{error.reason}{advice}")
+
+
+def host_advice(audience: str, is_host: sas_tokens.IsHost) -> str:
+    """What to do if the audience was meant to begin with a host; empty if it was not."""
+    name = sas_tokens.unknown_host(audience, is_host)
+    return _advice(name) if name is not None and "." in name else ""
+
+
+def _advice(name: str | None) -> str:
+    if name is None:
+        return ""
+    return (
+        f" Without a scheme, '{name[:100]}' is the name of an entity: if it is the broker's host, put it into the "
+        "setting security.host_names."
+    )

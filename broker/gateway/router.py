@@ -10,19 +10,23 @@ channels are told, and they are told again when it is back.
 """
 
 import asyncio
+import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
 from broker import runs, wire
 from broker.errors import BY_NAME, BrokerError, InternalError, OutcomeUnknown, ServerBusy
 from broker.gateway.idle_loop import IdleLoop
+from broker.gateway.send_marks import SendMarks
 from broker.logging import get_logger
 from broker.metrics import GatewayMetrics
 from broker.runs import Part
 from broker.wire import (
     Available,
+    Beat,
     Catalog,
     Changed,
     Closed,
@@ -58,6 +62,7 @@ EARLY_BYTES = 64 << 10
 TURNS_AT_ONCE = 16  # after so many turns whose commands left at their end, the turns of one round are counted
 LOOK_SECONDS = 1.0  # between two checks whether workers answer
 RECONNECT_SECONDS = 0.05
+MARKS_SENDER_BYTES = 8
 # The worker answers this when all other workers have followed, so its silence says nothing about it.
 CHANGE_CATALOG = "change-catalog"
 # Bytes of commands kept for one worker before the clients that use it have to wait.
@@ -137,6 +142,8 @@ class WorkerConnection:
     A subclass calls `_begin` when the worker has greeted, `take` with what comes, and `lost` when the connection is.
     """
 
+    outlives_worker = True  # False: whatever ends the worker ends the gateway, too
+
     def __init__(self, path: str, router: "Router") -> None:
         self.name = path
         self._router = router
@@ -151,6 +158,10 @@ class WorkerConnection:
         self.is_stalled = False  # it has not answered for long, so commands for it are refused
         self._knows_runs = False  # its version does
         self.knows_runs_in_transactions = False
+        self.knows_marks = False
+        self._knows_beats = False
+        self._answers_restore = False
+        self.knows_selectors = True  # not that of an older version, which takes no receivers with selectors
         self.run: Run | None = None  # settlements that are not among the commands yet
         self.channels: dict[int, Channel] = {}
         self._requests: dict[int, tuple[Reply, Owner | None]] = {}
@@ -165,7 +176,7 @@ class WorkerConnection:
         """Connect, and connect again whenever the connection is lost; runs until cancelled."""
         raise NotImplementedError
 
-    def _put(self, command: Command | Join | Followed | TakesRuns) -> None:
+    def _put(self, command: Command | Join | Followed | TakesRuns | Beat) -> None:
         """Take a command, to be sent by `send` or before."""
         raise NotImplementedError
 
@@ -185,12 +196,15 @@ class WorkerConnection:
         """Each second: if the worker has not answered for long, refuse commands for it; clients wait no more."""
         self._silent_looks = self._silent_looks + 1 if self._awaits else 0
         if not self.is_stalled and self._silent_looks * LOOK_SECONDS >= self._router.busy_seconds:
-            self.is_stalled = True
-            self._router.metrics.worker_stalls += 1
             log.warning("worker does not answer; operations for it are refused as busy", worker=self.name)
-            self._router.behind.discard(self)
-            self._router.on_caught_up()
-            self._tell_all(lambda channel: channel.on_worker_stalled())
+            self._stall()
+
+    def _stall(self) -> None:
+        self.is_stalled = True
+        self._router.metrics.worker_stalls += 1
+        self._router.behind.discard(self)
+        self._router.on_caught_up()
+        self._tell_all(lambda channel: channel.on_worker_stalled())
 
     def _tell_all(self, tell: Callable[[Channel], None]) -> None:
         for channel in list(self.channels.values()):
@@ -206,6 +220,10 @@ class WorkerConnection:
         """Use the worker, unless it speaks another version, or its partitions are another worker's."""
         self._knows_runs = hello.version >= wire.VERSION_WITH_RUNS
         self.knows_runs_in_transactions = hello.version >= wire.VERSION_WITH_RUNS_IN_TRANSACTIONS
+        self.knows_marks = self.outlives_worker and hello.version >= wire.VERSION_WITH_MARKS
+        self._knows_beats = hello.version >= wire.VERSION_WITH_BEATS
+        self._answers_restore = hello.version >= wire.VERSION_WITH_ANSWERS_TO_RESTORE
+        self.knows_selectors = hello.version >= wire.VERSION_WITH_SELECTORS
         self.problem = wire.incompatible(hello) or self._router.claim(self, hello)
         if self.problem:
             log.error("worker is not used", worker=self.name, reason=self.problem)
@@ -256,13 +274,13 @@ class WorkerConnection:
         self._was_lost = True
         self.run = None
         log.warning("worker connection lost", worker=self.name)
-        unknown = OutcomeUnknown(error_texts.OUTCOME_UNKNOWN)
         requests, self._requests = self._requests, {}
         for reply, owner in requests.values():
-            self._answer(reply, owner, None, unknown)
+            # Each gets its own: it may be raised, and then refers to the calls that it passes.
+            self._answer(reply, owner, None, OutcomeUnknown(error_texts.OUTCOME_UNKNOWN))
         self._tell_all(lambda channel: channel.on_worker_lost())
 
-    def take(self, messages: Iterable[Message]) -> None:
+    def take(self, messages: Sequence[Message]) -> None:
         """Handle what the worker has sent together, in one turn."""
         if self.is_stalled:
             log.info("worker answers again", worker=self.name)
@@ -342,6 +360,24 @@ class WorkerConnection:
             self._requests[number] = reply, owner
         else:
             reply(None, ServerBusy(error_texts.RESTARTING))
+
+    def restore(self, partition: int, queue: int, entries: Sequence[Any], mark: int, reply: Reply) -> bool:
+        """Put messages back that were received and deleted, and never sent; at most `wire.ITEMS_AT_ONCE`.
+
+        `mark` is that of one delivery, by `Router.marks` of the partition: with the same mark they are put back once.
+        `reply` is called as that of a request. A worker of an older version does not say whether it has done it.
+        Returns False if the worker is not connected.
+        """
+        if not self.connected.is_set():
+            return False
+        if not self._answers_restore:
+            self.post(wire.restore(partition, queue, entries))
+            reply(None, None)
+            return True
+        number, marks = self._router.next_number(), self._router.marks(partition)
+        marked = wire.mark(partition, 0, marks.sender, mark, 1, marks.below) if self.knows_marks else None
+        self._requests[number] = reply, None
+        return self.post(wire.restore_as_request(partition, queue, entries, number, marked))
 
     def send(self) -> None:
         """Send the commands of this turn."""
@@ -478,6 +514,8 @@ class Router:
         # A partition that no worker has claimed yet has a connection that is never made, and that holds its channels.
         self._by_partition: dict[int, WorkerConnection] = {}
         self._namespace_id = b""
+        self._marks_sender = os.urandom(MARKS_SENDER_BYTES)
+        self._marks: dict[int, SendMarks] = {}
         self.to_flush: set[Owner] | None = None  # while a frame of a worker is handled: flushed at its end
         self._idle = IdleLoop(poll_seconds)
         self.in_turn = False  # True while a read is handled, at the end of which `end_turn` is called
@@ -563,6 +601,12 @@ class Router:
     def _others(self, worker: WorkerConnection) -> Iterator[WorkerConnection]:
         return (each for each in self.workers if each is not worker and each.connected.is_set())
 
+    def marks(self, partition: int) -> SendMarks:
+        """Those of this gateway's deliveries to the partition."""
+        if partition not in self._marks:
+            self._marks[partition] = SendMarks(self._marks_sender)
+        return self._marks[partition]
+
     def missing(self) -> str:
         """Why not all partitions can be used; empty if all can."""
         for partition in range(self.partitions):
@@ -595,14 +639,17 @@ class Router:
     async def ask(self, partition: int, name: str, queue: int = 0, arguments: Sequence[Any] = ()) -> Any:
         """The awaitable form of `request`. Raises BrokerError."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.request(partition, name, queue, arguments, partial(_resolve, answer))
+        try:
+            return await answer
+        finally:
+            del answer  # it keeps its error, which refers to this call
 
-        def reply(result: Any, error: BrokerError | None) -> None:
-            if answer.done():
-                return
-            if error is None:
-                answer.set_result(result)
-            else:
-                answer.set_exception(error)
 
-        self.request(partition, name, queue, arguments, reply)
-        return await answer
+def _resolve(answer: "asyncio.Future[Any]", result: Any, error: BrokerError | None) -> None:
+    if answer.done():
+        return
+    if error is None:
+        answer.set_result(result)
+    else:
+        answer.set_exception(error)

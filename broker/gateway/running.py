@@ -15,10 +15,12 @@ def set_at_sigterm(stopping: asyncio.Event) -> None:
     loop.add_signal_handler(signal.SIGINT, lambda: None)
 
 
-async def keep_beating(beat: Callable[[], None]) -> None:
-    """A sign of life (`broker.child.Pulse`) each second while the loop makes rounds. Runs until it is cancelled."""
+async def keep_beating(beat: Callable[[], None], goes_on: Callable[[], bool] = lambda: True) -> None:
+    """A sign of life (`broker.pulse`) each second while the loop makes rounds, and `goes_on` says the same of what is
+    done beside the loop. Runs until it is cancelled."""
     while True:
-        beat()
+        if goes_on():
+            beat()
         await asyncio.sleep(BEAT_SECONDS)
 
 

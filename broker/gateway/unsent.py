@@ -28,13 +28,14 @@ class UnsentOutput:
     """The end of one connection's output. Positions count bytes since the connection began.
 
     Messages that were received and deleted are retained too, because the partition does not have them any more.
+    `kept_bytes` is the size of the output that is kept.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._has_deliveries = False
         self._outputs: deque[bytes] = deque()
-        self._kept_bytes = 0
+        self.kept_bytes = 0
         self._position = 0  # position of the next output
         self._retained: deque[tuple[int, Link, list[Any]]] = deque()  # position after the delivery, link, entry items
         self._unwritten: list[tuple[Link, list[Any]]] = []  # entries whose output has not come yet
@@ -45,7 +46,7 @@ class UnsentOutput:
             self._position += len(output)
             return
         self._outputs.append(output)
-        self._kept_bytes += len(output)
+        self.kept_bytes += len(output)
         self._position += len(output)
         if self._unwritten:
             waiting = []
@@ -55,7 +56,7 @@ class UnsentOutput:
                 else:
                     self._retained.append((self._position, link, entries))
             self._unwritten = waiting
-        if self._kept_bytes > KEPT_BYTES:
+        if self.kept_bytes > KEPT_BYTES:
             self.trim()
 
     def skip(self, count: int) -> None:
@@ -82,17 +83,18 @@ class UnsentOutput:
     def trim(self) -> int:
         """Drop output that the kernel has sent. Returns how many bytes of the remaining output it has sent, too."""
         sent = self._sent_to()
-        while self._outputs and self._position - self._kept_bytes + len(self._outputs[0]) <= sent:
-            self._kept_bytes -= len(self._outputs.popleft())
+        while self._outputs and self._position - self.kept_bytes + len(self._outputs[0]) <= sent:
+            self.kept_bytes -= len(self._outputs.popleft())
         while self._retained:
             position, _, _ = self._retained[0]
             if position > sent:
                 break
             self._retained.popleft()
-        return max(0, sent - (self._position - self._kept_bytes))
+        return max(0, sent - (self._position - self.kept_bytes))
 
     def forget(self) -> None:
         """The connection has ended, and nobody asks any more."""
+        del self._transport
         self._outputs.clear()
         self._retained.clear()
         self._unwritten.clear()

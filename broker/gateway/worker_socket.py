@@ -11,7 +11,7 @@ import msgpack
 from broker import wire
 from broker.gateway.router import EARLY_BYTES, OUTPUT_HIGH_BYTES, RECONNECT_SECONDS, Router, WorkerConnection
 from broker.unix_socket import SEND_BUFFER_BYTES
-from broker.wire import Command, Followed, Join, Message, SendRun, TakesRuns
+from broker.wire import Beat, Command, Followed, Join, Message, SendRun, TakesRuns
 
 REFUSED_SECONDS = 2.0  # between two looks at a worker that cannot be used
 KEPT_BUFFER_BYTES = 1 << 20  # a packer whose buffer has grown larger is not used again
@@ -29,7 +29,7 @@ class SocketConnection(WorkerConnection, asyncio.BufferedProtocol):
     def __init__(self, path: str, router: Router) -> None:
         super().__init__(path, router)
         self._packer = msgpack.Packer(autoreset=False)
-        self._packed: list[Command | Join | Followed | TakesRuns] = []  # the commands that the packer holds
+        self._packed: list[Command | Join | Followed | TakesRuns | Beat] = []  # the commands that the packer holds
         # What has come and was not taken is input[begin:end].
         self._input = memoryview(bytearray(INPUT_BYTES))
         self._input_begin = self._input_end = 0
@@ -113,7 +113,7 @@ class SocketConnection(WorkerConnection, asyncio.BufferedProtocol):
 
     # -- commands
 
-    def _put(self, command: Command | Join | Followed | TakesRuns) -> None:
+    def _put(self, command: Command | Join | Followed | TakesRuns | Beat) -> None:
         run = command.run if isinstance(command, SendRun) and len(command.run) > EARLY_BYTES else b""
         try:
             if isinstance(command, SendRun) and run:

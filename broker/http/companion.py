@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from aiohttp import web
 
 from broker import __version__
-from broker.http.ops import OpsServer, errors_as_json, json_answer, metrics_answer, start_app
+from broker.http.ops import OpsServer, json_answer, metrics_answer, serve_pages
 from broker.metrics import EndpointMetrics, process_usage
 
 if TYPE_CHECKING:
@@ -49,24 +49,20 @@ async def start_companion_ops(companion: Companion, host: str, port: int) -> Ops
     """Listen; port 0 takes any free port. Raises OSError if the address cannot be used."""
     counts = _Counts()
 
-    async def livez(_: web.Request) -> web.Response:
+    async def livez() -> web.Response:
         return json_answer({"status": "live", "version": __version__})
 
-    async def readyz(_: web.Request) -> web.Response:
+    async def readyz() -> web.Response:
         reason = companion.unready()
         if reason is None:
             return json_answer({"status": "ready"})
         return json_answer({"status": "not ready", "reason": reason}, status=503)
 
-    async def metrics(_: web.Request) -> web.Response:
+    async def metrics() -> web.Response:
         from broker.exposition import CONTENT_TYPE, companion_families, render
 
         common = companion_families(companion.name, __version__, counts.metrics, process_usage())
         return metrics_answer(CONTENT_TYPE, b"".join([*render(common), *render(companion.families())]))
 
-    app = web.Application(middlewares=[errors_as_json], client_max_size=1024)
-    app.router.add_get("/livez", livez)
-    app.router.add_get("/healthz", livez)
-    app.router.add_get("/readyz", readyz)
-    app.router.add_get("/metrics", metrics)
-    return await start_app(app, counts, host, port)
+    pages = {"/livez": livez, "/healthz": livez, "/readyz": readyz, "/metrics": metrics}
+    return await serve_pages(pages, counts, host, port)

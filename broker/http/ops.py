@@ -12,10 +12,12 @@ reaches the port may read, so it listens on loopback by default.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 from aiohttp import web
 
+from broker.http.connections import HttpServer
 from broker.http.readiness import Readiness, ReadinessSource
 from broker.listening import Listener, cannot_listen, listen
 from broker.logging import get_logger
@@ -27,6 +29,7 @@ MAX_CONNECTIONS = 100
 BACKLOG = 100
 # The time within which a request must come, on a new connection and after the last answer.
 REQUEST_SECONDS = 10.0
+CLOSE_SECONDS = 1.0  # for answers under way when the endpoint closes
 METRICS_SECONDS = 10.0  # Prometheus's own default time-out for a scrape
 
 _HEADERS = {"Cache-Control": "no-store"}
@@ -34,6 +37,9 @@ _HEALTH = {  # what the Service Bus emulator answers
     True: {"status": "healthy", "message": "Service is healthy."},
     False: {"status": "unhealthy", "message": "Service not available. Please try after some time."},
 }
+
+Pages = Mapping[str, Callable[[], Awaitable[web.Response]]]
+"""Path → what answers a GET of it."""
 
 log = get_logger()
 
@@ -64,14 +70,19 @@ class OpsSource(ReadinessSource, Counting, Protocol):
 class OpsServer:
     """A listening endpoint."""
 
-    def __init__(self, runner: web.AppRunner, listener: Listener) -> None:
-        self._runner = runner
+    def __init__(self, server: web.Server, listener: Listener) -> None:
+        self._server = server
         self._listener = listener
         self.port = listener.port
 
+    @property
+    def connections(self) -> int:
+        return len(self._server.connections)
+
     async def close(self) -> None:
         self._listener.close()
-        await self._runner.cleanup()
+        self._server.pre_shutdown()
+        await self._server.shutdown(CLOSE_SECONDS)
 
 
 class _Reception:
@@ -92,29 +103,16 @@ class _Reception:
 async def start_ops(source: OpsSource, host: str, port: int) -> OpsServer:
     """Listen; port 0 takes any free port. Raises ConfigurationError if the address cannot be used."""
     try:
-        return await start_app(create_ops_app(source), source, host, port)
+        return await serve_pages(ops_pages(source), source, host, port)
     except OSError as error:
         raise ConfigurationError(cannot_listen("ops.port", host, port, error)) from error
 
 
-async def start_app(app: web.Application, source: Counting, host: str, port: int) -> OpsServer:
-    """Serve an application as the operations endpoint is served. Raises OSError if the address cannot be used."""
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        handle_signals=False,
-        shutdown_timeout=1.0,
-        keepalive_timeout=REQUEST_SECONDS,
-        lingering_time=1.0,
-    )
-    await runner.setup()
-    assert runner.server is not None
-    try:
-        sockets = await listen(host, port, backlog=BACKLOG)
-    except OSError:
-        await runner.cleanup()
-        raise
-    return OpsServer(runner, Listener(_Reception(runner.server, source), sockets))
+async def serve_pages(pages: Pages, source: Counting, host: str, port: int) -> OpsServer:
+    """Serve these as the operations endpoint does. Raises OSError if the address cannot be used."""
+    server = HttpServer(partial(_answer, pages), access_log=None, keepalive_timeout=REQUEST_SECONDS, lingering_time=1.0)
+    sockets = await listen(host, port, backlog=BACKLOG)
+    return OpsServer(server, Listener(_Reception(server, source), sockets))
 
 
 def _make_room(server: web.Server, source: Counting) -> None:
@@ -125,13 +123,13 @@ def _make_room(server: web.Server, source: Counting) -> None:
             source.connection_dropped()
 
 
-def create_ops_app(source: OpsSource) -> web.Application:
+def ops_pages(source: OpsSource) -> Pages:
     readiness = Readiness(source)
 
-    async def livez(_: web.Request) -> web.Response:
+    async def livez() -> web.Response:
         return json_answer({"status": "live", "version": source.version})
 
-    async def readyz(_: web.Request) -> web.Response:
+    async def readyz() -> web.Response:
         reason, faults, gateways, full = await readiness.check()
         refusing = {"refuse_sends": _named(full)} if full else {}
         if reason is None:
@@ -140,11 +138,11 @@ def create_ops_app(source: OpsSource) -> web.Application:
         body = {"status": "not ready", "reason": reason, "partitions": _named(faults)}
         return json_answer(body | ({"gateways": _named(gateways)} if gateways else {}) | refusing, status=503)
 
-    async def health(_: web.Request) -> web.Response:
+    async def health() -> web.Response:
         is_ready = (await readiness.check()).reason is None
         return json_answer(_HEALTH[is_ready], status=200 if is_ready else 503)
 
-    async def metrics(_: web.Request) -> web.Response:
+    async def metrics() -> web.Response:
         try:
             async with asyncio.timeout(METRICS_SECONDS):
                 content_type, text = await _metrics_text(source)
@@ -152,12 +150,7 @@ def create_ops_app(source: OpsSource) -> web.Application:
             return json_answer({"error": f"no metrics within {METRICS_SECONDS:g} s"}, status=503)
         return metrics_answer(content_type, text)
 
-    app = web.Application(middlewares=[errors_as_json], client_max_size=1024)
-    app.router.add_get("/livez", livez)
-    app.router.add_get("/readyz", readyz)
-    app.router.add_get("/health", health)
-    app.router.add_get("/metrics", metrics)
-    return app
+    return {"/livez": livez, "/readyz": readyz, "/health": health, "/metrics": metrics}
 
 
 async def _metrics_text(source: OpsSource) -> tuple[str, bytes]:
@@ -170,21 +163,14 @@ async def _metrics_text(source: OpsSource) -> tuple[str, bytes]:
     return CONTENT_TYPE, bytes(text)
 
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@web.middleware
-async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _answer(pages: Pages, request: web.BaseRequest) -> web.StreamResponse:
+    page = pages.get(request.path)
+    if page is None:
+        return json_answer({"error": "not found", "paths": list(pages)}, status=404)
+    if request.method not in ("GET", "HEAD"):
+        return json_answer({"error": "only GET, HEAD is allowed here"}, status=405, Allow="GET, HEAD")
     try:
-        return await handler(request)
-    except web.HTTPMethodNotAllowed as error:
-        allow = ", ".join(sorted(error.allowed_methods))
-        return json_answer({"error": f"only {allow} is allowed here"}, status=405, Allow=allow)
-    except web.HTTPNotFound:
-        paths = [resource.canonical for resource in request.app.router.resources()]
-        return json_answer({"error": "not found", "paths": paths}, status=404)
-    except web.HTTPException as error:
-        return json_answer({"error": error.reason}, status=error.status)
+        return await page()
     except Exception:
         log.exception("operations request failed", path=request.path)
         return json_answer({"error": "internal error, see the log"}, status=500)

@@ -81,7 +81,7 @@ class Probe:
         try:
             await self._ask()
         except Exception as error:  # whatever the error is, this does not serve
-            self._fault = error
+            self._fault = error.with_traceback(None)  # which refers to this call
         else:
             self._fault = None
             self._took_seconds = self._waited_seconds

@@ -2,16 +2,20 @@
 
 import sys
 
-import uvloop
+from broker.pulse import Pulse
 
-from broker.child import Pulse, collect_rarely, fail, read_instructions
-from broker.inner_syphon.inner_syphon import InnerSyphon
-from broker.logging import configure_logging
-from broker.settings.config import ConfigurationError
+_PULSE = Pulse()
+with _PULSE.loading():
+    import uvloop
+
+    from broker.child import collect_rarely, fail, read_instructions
+    from broker.inner_syphon.inner_syphon import InnerSyphon
+    from broker.logging import configure_logging
+    from broker.settings.config import ConfigurationError
 
 
 async def _serve() -> None:
-    await InnerSyphon(_INSTRUCTIONS, Pulse().beat).run()
+    await InnerSyphon(_INSTRUCTIONS, _PULSE.beat).run()
 
 
 _INSTRUCTIONS = read_instructions()

@@ -17,7 +17,7 @@ from broker.administration.address import Address, parse_http_address
 from broker.child import Instructions, announce_ready
 from broker.gateway.reports import report_at
 from broker.gateway.running import keep_beating, serve_beside
-from broker.keys import ROOT_KEY_NAME, SECURITY_FILE, connection_string, read_keyring
+from broker.keys import ROOT_KEY_NAME, SECURITY_FILE, connection_string, read_security
 from broker.logging import get_logger
 from broker.metrics import process_usage
 from broker.pairing.options import InvalidPairing
@@ -127,9 +127,8 @@ class InnerSyphon:
     def _own(self, ports: Ports) -> Namespace:
         """The namespace of this broker."""
         settings = self._settings
-        keyring = read_keyring(Path(SECURITY_FILE))  # with the keys that SIGHUP has brought
-        rule = None if keyring is None else keyring.lookup(ROOT_KEY_NAME)
-        key = settings.security.root_key if rule is None else rule.primary_key
+        security = read_security(Path(SECURITY_FILE)) or settings.security  # with the keys that SIGHUP has brought
+        key = security.root_key
         assert key is not None
         trust = ssl.create_default_context(cafile=settings.tls.certificate)
         trust.check_hostname = False  # the certificate need not be for the loopback address

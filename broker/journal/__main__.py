@@ -2,16 +2,20 @@
 
 import sys
 
-import uvloop
+from broker.pulse import Pulse
 
-from broker.child import Pulse, collect_rarely, fail, keep_freed, read_instructions
-from broker.journal.process import JournalProcess
-from broker.logging import configure_logging
-from broker.settings.config import ConfigurationError
+_PULSE = Pulse()
+with _PULSE.loading():
+    import uvloop
+
+    from broker.child import NO_ROOM, collect_rarely, fail, keep_freed, read_instructions
+    from broker.journal.process import JournalProcess
+    from broker.logging import configure_logging
+    from broker.settings.config import ConfigurationError, NoRoom
 
 
 async def _serve() -> None:
-    await JournalProcess(_INSTRUCTIONS, Pulse().beat).run()
+    await JournalProcess(_INSTRUCTIONS, _PULSE.beat).run()
 
 
 _INSTRUCTIONS = read_instructions()
@@ -20,6 +24,8 @@ collect_rarely()
 keep_freed()
 try:
     uvloop.run(_serve())
+except NoRoom as error:
+    fail(str(error), NO_ROOM)
 except ConfigurationError as error:
     fail(str(error))
 sys.exit(0)

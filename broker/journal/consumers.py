@@ -4,7 +4,6 @@
 what was told: then files are kept for longer.
 """
 
-import re
 import threading
 from collections.abc import Iterable, Mapping
 from errno import EDQUOT, ENOSPC
@@ -17,7 +16,6 @@ from storage.data_dir import JOURNAL
 from storage.durable import write_file
 
 MAX_CONSUMERS: Final = 64
-NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
 class Progress(NamedTuple):
@@ -32,7 +30,7 @@ class TooManyConsumers(Exception):
 
 
 class Consumers:
-    """Names are NAME. Other threads may call all methods."""
+    """Names are those of `broker.journal_requests.Consumer`. Other threads may call all methods."""
 
     def __init__(self, directory: Path, held_for: Iterable[str]) -> None:
         """`held_for` are the names of those for whom files are kept. Raises OSError."""

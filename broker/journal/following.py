@@ -21,15 +21,16 @@ from typing import Any, Final, NamedTuple
 
 from broker.journal.consumers import Consumers, Progress
 from broker.journal.properties import DECODING
-from broker.journal.state import read_names, write_names
+from broker.journal.state import read_ends, read_names, write_ends, write_names
 from broker.logging import get_logger
 from broker.repeated_warning import RepeatedWarning
 from storage.data_dir import JOURNAL
-from storage.durable import free_disk_bytes
-from storage.journal.files import ROLL_BYTES, JournalFull, Oldest, PartitionJournal
+from storage.durable import free_disk_bytes, sync_directory
+from storage.journal.files import ROLL_BYTES, JournalFull, Oldest, PartitionJournal, Reached
 from storage.journal.frames import Made
 from storage.journal.queues import Modes, Queues
 from storage.journal.rows import Rows
+from storage.liveness import SILENT, Signs
 from storage.log.follower import durable_lsn, position_path, read_position, write_position
 from storage.log.frames import CorruptFrame, Frame, skim_turn
 from storage.log.recovery import logs
@@ -82,8 +83,11 @@ class Follower:
         consumers: Consumers,
         *,
         clock: Callable[[], float] = time.time,
+        signs: Signs = SILENT,
     ) -> None:
-        """`workers` are those that run; logs of others are read first, to their ends. Nothing is opened yet."""
+        """`workers` are those that run; logs of others are read first, to their ends. Nothing is opened yet. `signs` of
+        life are given while it makes progress, and while it waits for something to do.
+        """
         self._directory = directory
         self._workers = workers
         self._modes = modes
@@ -91,11 +95,13 @@ class Follower:
         self._consumers = consumers
         self._roll_bytes = min(ROLL_BYTES, retention.size // 8)
         self._clock = clock
+        self._signs = signs
         self.counters = Counters()
         self._journals: dict[int, PartitionJournal] = {}
         self._queues = Queues(modes, {})
         self._tails: dict[int, LogTail] = {}
         self._gaps: dict[int, str] = {}  # by worker: why its next rows come after a gap
+        self._ends: dict[int, Reached] = {}  # by partition: what was noted last
         self._unsettled: dict[int, Position] = {}  # by worker: what is journaled, and was not written as its position
         self._journaled: dict[int, int] = {}  # by worker: the last turn whose rows can be read
         self._settled_at = 0.0
@@ -120,12 +126,16 @@ class Follower:
         return all(self._journaled.get(worker, 0) >= lsn for worker, lsn in turns.items())
 
     def open(self) -> None:
-        """Open the journals that are there, and cut off what is torn. Raises OSError."""
+        """Open the journals that are there, or were, and cut off what is torn. Raises OSError."""
         top = self._directory / JOURNAL
         top.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for path in sorted(top.iterdir()):
-            if path.name.isdecimal() and path.is_dir():
-                self._journal(int(path.name))
+        with self._signs.waiting_for_disk():
+            sync_directory(self._directory)
+        self._ends = read_ends(self._directory)
+        there = {int(path.name) for path in top.iterdir() if path.name.isdecimal() and path.is_dir()}
+        for partition in sorted(there | self._ends.keys()):
+            with self._signs.waiting_for_disk():
+                self._journal(partition)
         self._queues = Queues(self._modes, read_names(self._directory))
 
     def close(self) -> None:
@@ -151,8 +161,9 @@ class Follower:
     def cycle(self) -> bool:
         """One batch of each log. True if there may be more at once."""
         self._look_for_logs()
-        self._retain()
-        self._leave_room()
+        with self._signs.waiting_for_disk():
+            self._retain()
+            self._leave_room()
         is_busy = False
         for worker, tail in self._tails.items():
             if worker < self._workers and self._older_are_busy:
@@ -175,9 +186,25 @@ class Follower:
     def settle(self) -> None:
         """Write up to where each log was journaled. Names and rows are durable by now. Raises OSError."""
         self._settled_at = time.monotonic()
+        self._note_ends()
         while self._unsettled:
             worker, position = self._unsettled.popitem()
-            write_position(position_path(self._directory, worker), position)
+            with self._signs.waiting_for_disk():
+                write_position(position_path(self._directory, worker), position)
+
+    def _note_ends(self) -> None:
+        """Before positions are written: after that, the rows cannot be made of the log again. Raises OSError."""
+        ends = {partition: each for partition, journal in self._journals.items() if (each := journal.reached)}
+        if ends == self._ends:
+            return
+        try:
+            with self._signs.waiting_for_disk():
+                write_ends(self._directory, ends)
+        except OSError as error:
+            if error.errno not in (ENOSPC, EDQUOT):
+                raise
+        else:
+            self._ends = ends
 
     def _is_full(self, worker: int, tail: LogTail, error: OSError) -> bool:
         """Make room, or wait. True if there may be room now."""
@@ -278,7 +305,8 @@ class Follower:
             for frame in had:
                 self._append_all([frame], log_id, strict=False)
         if self._queues.changed:
-            write_names(self._directory, self._queues.names)
+            with self._signs.waiting_for_disk():
+                write_names(self._directory, self._queues.names)
             self._queues.changed = False
         return sum(len(frame.payload) for frame in had)
 
@@ -288,6 +316,7 @@ class Follower:
         lsn = 0
         try:
             for frame in frames:
+                self._signs.beat()
                 lsn = frame.lsn
                 time_ms, changes, events, payload = skim_turn(frame.payload)
                 self._last_ms = time_ms
@@ -316,9 +345,10 @@ class Follower:
         times = rows.times_ms
         if batch is None:
             batch = rows.batch(journal.end)
-        journal.append(batch, min(times), max(times), made, self._clock())
-        # One partition after the other: what is synced is left out when frames are read again after a failure.
-        journal.sync(self._clock())
+        with self._signs.waiting_for_disk():
+            journal.append(batch, min(times), max(times), made, self._clock())
+            # One partition after the other: what is synced is left out when frames are read again after a failure.
+            journal.sync(self._clock())
         self.counters.rows += len(rows)
 
     def _journal(self, partition: int) -> PartitionJournal:
@@ -327,7 +357,7 @@ class Follower:
             if type(partition) is not int or not 0 <= partition < 1 << 31:
                 raise ValueError(f"{partition!r} is no partition")
             path = self._directory / JOURNAL / str(partition)
-            found = PartitionJournal(path, roll_bytes=self._roll_bytes)
+            found = PartitionJournal(path, roll_bytes=self._roll_bytes, noted=self._ends.get(partition))
             for damage in found.damage:
                 log.error("a journal file is damaged", partition=partition, reason=str(damage))
             self._journals[partition] = found

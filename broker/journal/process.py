@@ -22,13 +22,33 @@ from broker.journal.serving import Serving
 from broker.logging import get_logger
 from broker.metrics import process_usage
 from broker.settings.addresses import parse_address
-from broker.settings.config import ConfigurationError, Settings
+from broker.settings.config import ConfigurationError, NoRoom, Settings
 from broker.unix_socket import JOURNAL_SOCKET, listen_at
+from storage.durable import is_full
 from storage.journal.queues import Mode, Modes
+from storage.liveness import Signs
 
 BACKLOG = 64
 
 log = get_logger("journal")
+
+
+class SignsOfThread(Signs):
+    """Given by a thread, and passed on by the event loop: a process lives as long as both do."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._waits_for_disk = False
+        self._heard = -1
+
+    def _tell(self, waits_for_disk: bool) -> None:
+        self._waits_for_disk = waits_for_disk
+        self._count += 1
+
+    def goes_on(self) -> bool:
+        """True if there was a sign since the last call, or the thread waits for the disk."""
+        before, self._heard = self._heard, self._count
+        return self._waits_for_disk or self._heard != before
 
 
 class JournalProcess:
@@ -40,6 +60,7 @@ class JournalProcess:
         self._restarts = instructions.restarts
         self._reports = instructions.journal_socket
         self._beat = beat
+        self._of_thread = SignsOfThread()
         journal = self._settings.journal
         modes = {pattern: Mode(mode) for pattern, mode in journal.modes.items()}
         self._consumers = Consumers(Path(), journal.hold_for)
@@ -55,6 +76,7 @@ class JournalProcess:
                 2 * self._settings.store.min_free_disk_bytes,
             ),
             self._consumers,
+            signs=self._of_thread,
         )
         self._serving = Serving(
             self._settings.namespace,
@@ -105,7 +127,7 @@ class JournalProcess:
     async def run(self) -> None:
         """Serve until SIGTERM, and then journal what is logged. Raises ConfigurationError, and what the thread does."""
         set_at_sigterm(self._stopping)
-        await serve_beside(self._serve(), [keep_beating(self._beat)])
+        await serve_beside(self._serve(), [keep_beating(self._beat, self._of_thread.goes_on)])
 
     async def _serve(self) -> None:
         try:
@@ -114,7 +136,8 @@ class JournalProcess:
             server = self._serving.server()
             listening = await self._listen(server)
         except OSError as error:
-            raise ConfigurationError(f"the journal cannot be opened in data_dir: {error}") from error
+            kind = NoRoom if is_full(error) else ConfigurationError
+            raise kind(f"the journal cannot be opened in data_dir: {error}") from error
         announce_ready()
         ending = threading.Event()
         following = asyncio.create_task(asyncio.to_thread(self.follower.run, ending))

@@ -1,8 +1,9 @@
 """Answers requests for rows of the journal, on a unix socket: a gateway passes them on when it has checked the rights.
 
-    GET /$journal[?current=0|1]                                                    which offsets there are, as JSON
-    GET /$journal/{partition}?epoch=&from=&to=[&entity=][&records=0|1][&maxBytes=]   rows, as a stream of Arrow's IPC
-    PUT, DELETE /$journal/consumers/{name}                                         how far a consumer is, as JSON
+    GET /$journal[?current=0|1]              which offsets there are, as JSON
+    GET /$journal/{partition}?epoch=&from=&to=[&entity=][&owner=][&records=0|1][&maxBytes=]
+                                             rows, as a stream of Arrow's IPC
+    PUT, DELETE /$journal/consumers/{name}   how far a consumer is, as JSON
 
 Errors are JSON with `error`; the gateway makes its own form of 400 and 404.
 """
@@ -16,22 +17,19 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from broker.journal.consumers import MAX_CONSUMERS, NAME, Consumers, Progress, TooManyConsumers
+from broker.http.connections import HttpServer
+from broker.journal.consumers import MAX_CONSUMERS, Consumers, Progress, TooManyConsumers
+from broker.journal_requests import CONSUMERS, MAX_OFFSET, PATH, Consumer, NoPartition, Overview, Range, WrongRequest
 from broker.logging import get_logger
 from storage.journal.batches import stream
-from storage.journal.files import EPOCH_BYTES, OutOfRetention, PartitionJournal
+from storage.journal.entities import Wanted
+from storage.journal.files import OutOfRetention, PartitionJournal
 
 ARROW: Final = "application/vnd.apache.arrow.stream"
 NEXT_OFFSET: Final = "X-Peeklock-Next-Offset"
-DEFAULT_BYTES: Final = 16 << 20  # of the frames of one answer
-MAX_BYTES: Final = 256 << 20
 CURRENT_SECONDS: Final = 20.0  # that a question may wait for what was logged before it
 CURRENT_POLL_SECONDS: Final = 0.02
 MAX_READERS: Final = 32  # at once
-MAX_PATTERN_CHARACTERS: Final = 1024
-_MAX_OFFSET: Final = (1 << 63) - 1
-_PATH: Final = "/$journal"
-_CONSUMERS: Final = f"{_PATH}/consumers/"
 
 log = get_logger("journal")
 
@@ -59,17 +57,20 @@ class Serving:
         self.readers = 0
 
     def server(self) -> web.Server:
-        return web.Server(self._handle, access_log=None)
+        return HttpServer(self._handle, access_log=None)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
-            if request.path == _PATH:
-                if _number(request.query, "current", 0, 0, 1):
+            query = request.query.items()
+            if request.path == PATH:
+                if Overview.read(query).is_current:
                     await self._become_current()
                 return web.json_response(self._overview())
-            if request.path.startswith(_CONSUMERS):
-                return await self._consumer(request, request.path.removeprefix(_CONSUMERS))
-            return await self._rows(request)
+            if request.path.startswith(CONSUMERS):
+                return await self._consumer(request, Consumer.read(request.path.removeprefix(CONSUMERS)).name)
+            return await self._rows(request, Range.read(request.path.removeprefix(f"{PATH}/"), query))
+        except WrongRequest as error:
+            return web.json_response({"error": error.text}, status=error.status)
         except _Refused as error:
             return web.json_response(error.document, status=error.status)
         except OSError as error:
@@ -127,8 +128,6 @@ class Serving:
 
     async def _consumer(self, request: web.BaseRequest, name: str) -> web.StreamResponse:
         """Raises _Refused."""
-        if not NAME.fullmatch(name):
-            raise _Refused(400, "the name of a consumer has 1 to 100 letters, digits, dots, underscores and hyphens")
         if request.method == "DELETE":
             if not self._consumers.forget(name):
                 raise _Refused(404, f"there is no consumer {name!r}")
@@ -154,60 +153,36 @@ class Serving:
             journal = journals.get(partition) if type(partition) is int else None
             if journal is None:
                 raise _Refused(400, f"there is no journal of a partition {str(partition)[:20]!r}")
-            if type(offset) is not int or not 0 <= offset <= _MAX_OFFSET:
-                raise _Refused(400, f"'offset' of partition {partition} must be a number from 0 to {_MAX_OFFSET}")
+            if type(offset) is not int or not 0 <= offset <= MAX_OFFSET:
+                raise _Refused(400, f"'offset' of partition {partition} must be a number from 0 to {MAX_OFFSET}")
             if epoch > journal.epoch or (epoch == journal.epoch and offset > journal.stable):
                 raise _Refused(
                     400, f"partition {partition} has no row before offset {offset} of epoch {epoch.hex()[:16]} yet"
                 )
         return told
 
-    async def _rows(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Raises _Refused, OSError."""
-        text = request.path.removeprefix(f"{_PATH}/")
-        partition = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else -1
-        journal = self._journals().get(partition)
+    async def _rows(self, request: web.BaseRequest, asked: Range) -> web.StreamResponse:
+        """Raises WrongRequest, _Refused, OSError."""
+        journal = self._journals().get(asked.partition)
         if journal is None or not journal.epoch:
-            raise _Refused(404, f"there is no journal of a partition {text[:20]!r}")
-        query = request.query
-        epoch = query.get("epoch", "")
-        if len(epoch) != 2 * EPOCH_BYTES:
-            raise _Refused(400, f"'epoch' must be the {2 * EPOCH_BYTES} hex digits that /$journal says")
-        if epoch.lower() != journal.epoch.hex():
+            raise NoPartition(asked.partition)
+        if asked.epoch != journal.epoch.hex():
             raise _Refused(409, "another epoch", epoch=journal.epoch.hex())
-        first = _number(query, "from", None, 0, _MAX_OFFSET)
-        end = _number(query, "to", None, 0, _MAX_OFFSET)
-        max_bytes = _number(query, "maxBytes", DEFAULT_BYTES, 1, MAX_BYTES)
-        records = _number(query, "records", 1, 0, 1)
-        entity = query.get("entity")
-        if entity is not None and not 0 < len(entity) <= MAX_PATTERN_CHARACTERS:
-            raise _Refused(400, f"'entity' must be a pattern of 1 to {MAX_PATTERN_CHARACTERS} characters")
-        if end < first:
-            raise _Refused(400, "'to' must not be below 'from'")
         if self.readers >= MAX_READERS:
             raise _Refused(503, f"{MAX_READERS} readers are served already; try again")
         self.readers += 1
         try:
-            return await self._send(request, journal, partition, first, end, max_bytes, entity, bool(records))
+            return await self._send(request, journal, asked)
         finally:
             self.readers -= 1
 
-    async def _send(
-        self,
-        request: web.BaseRequest,
-        journal: PartitionJournal,
-        partition: int,
-        first: int,
-        end: int,
-        max_bytes: int,
-        entity: str | None,
-        records: bool,
-    ) -> web.StreamResponse:
+    async def _send(self, request: web.BaseRequest, journal: PartitionJournal, asked: Range) -> web.StreamResponse:
         try:
-            reading = await asyncio.to_thread(journal.read, first, end, max_bytes)
+            reading = await asyncio.to_thread(journal.read, asked.first, asked.end, asked.max_bytes)
         except OutOfRetention as error:
             raise _Refused(416, "out of retention", low=error.low, stable=error.stable) from None
-        pieces = stream(partition, reading, entity, records=records, time_ms=int(time.time() * 1000))
+        wanted = None if asked.pattern is None and asked.owner is None else Wanted(asked.pattern, asked.owner)
+        pieces = stream(asked.partition, reading, wanted, records=asked.has_records, time_ms=int(time.time() * 1000))
         loop, next_piece = asyncio.get_running_loop(), None
         try:
             headers = {"Content-Type": ARROW, NEXT_OFFSET: str(reading.next_offset)}
@@ -235,21 +210,6 @@ def _next(pieces: Iterator[Any]) -> Any:
 def _end(pieces: Any, reading: Any) -> None:
     pieces.close()
     reading.close()  # if nothing was taken of the pieces
-
-
-def _number(query: Mapping[str, str], name: str, default: int | None, least: int, most: int) -> int:
-    text = query.get(name)
-    if text is None and default is not None:
-        return default
-    if (
-        text is None
-        or not text.isascii()
-        or not text.isdecimal()
-        or not least <= int(text[:20]) <= most
-        or len(text) > 20
-    ):
-        raise _Refused(400, f"{name!r} must be a number from {least} to {most}")
-    return int(text)
 
 
 def _iso(time_ms: int | None) -> str | None:

@@ -2,16 +2,20 @@
 
 import sys
 
-import uvloop
+from broker.pulse import Pulse
 
-from broker.child import Pulse, collect_rarely, fail, read_instructions
-from broker.logging import configure_logging
-from broker.observer.observer import Observer
-from broker.settings.config import ConfigurationError
+_PULSE = Pulse()
+with _PULSE.loading():
+    import uvloop
+
+    from broker.child import collect_rarely, fail, read_instructions
+    from broker.logging import configure_logging
+    from broker.observer.observer import Observer
+    from broker.settings.config import ConfigurationError
 
 
 async def _observe() -> None:
-    await Observer(_INSTRUCTIONS, Pulse().beat).run()
+    await Observer(_INSTRUCTIONS, _PULSE.beat).run()
 
 
 _INSTRUCTIONS = read_instructions()

@@ -32,7 +32,7 @@ class Observer:
             GatewayMetrics(),  # of a gateway without clients: nobody needs to see them
             self._on_catalog,
             busy_seconds=self._settings.busy_seconds,
-            connection=connections(self._settings.cluster),
+            connection=connections(self._settings),
         )
         self._router.on_changed = self._on_changed
         self._router.on_deleted = self._on_deleted

@@ -15,7 +15,7 @@ import msgpack
 from broker import wire
 from broker.gateway.router import RECONNECT_SECONDS, Router, WorkerConnection
 from broker.logging import get_logger
-from broker.wire import Command, Followed, Join, Message, Send, SendRun, TakesRuns
+from broker.wire import Beat, Command, Followed, Join, Message, Send, SendRun, TakesRuns
 from broker.worker.peer import TURN_BYTES
 from broker.worker.worker import Caller, Worker
 
@@ -41,7 +41,7 @@ class LocalCaller(Caller):
         self._kept: list[Message] = []  # answers that wait for their commit
         self._leaving: list[Message] = []  # answers for `write`
 
-    def put(self, command: Command | Join | Followed | TakesRuns) -> None:
+    def put(self, command: Command | Join | Followed | TakesRuns | Beat) -> None:
         """Keep a command for the next turn. The gateway is told to wait when there are more than WAITING_BYTES."""
         if not wire.is_shareable(command):
             size, taken = _copied(command)
@@ -112,6 +112,8 @@ def _copied(message: Message) -> tuple[int, Message]:
 class LocalConnection(WorkerConnection):
     """The worker, for the gateway."""
 
+    outlives_worker = False
+
     def __init__(self, path: str, router: Router, embedded: "EmbeddedWorker") -> None:
         super().__init__(path, router)
         self._embedded = embedded
@@ -131,7 +133,7 @@ class LocalConnection(WorkerConnection):
     def _end(self) -> None:
         self._caller.hang_up()
 
-    def _put(self, command: Command | Join | Followed | TakesRuns) -> None:
+    def _put(self, command: Command | Join | Followed | TakesRuns | Beat) -> None:
         self._caller.put(command)
         if not self._is_due:
             self._become_due()

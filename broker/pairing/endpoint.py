@@ -49,7 +49,12 @@ class Endpoint:
             self._connecting = _begun(self.connect())
         connecting = self._connecting
         # The attempt belongs to all who wait for it, so none of them ends it.
-        connection = await _shared(connecting)
+        try:
+            connection = await _shared(connecting)
+        except BaseException:
+            if self._connecting is connecting and connecting.done():
+                self._connecting = None
+            raise
         if self._connecting is connecting:
             self._connecting = None
             self._share(connection)
@@ -61,7 +66,12 @@ class Endpoint:
         attaching = self._senders.get(path)
         if attaching is None or _is_of_no_use(attaching, connection):
             attaching = self._senders[path] = _begun(connection.sender(path))
-        return await _shared(attaching)
+        try:
+            return await _shared(attaching)
+        except BaseException:
+            if self._senders.get(path) is attaching and attaching.done():
+                del self._senders[path]
+            raise
 
     def adopt(self, connection: Connection) -> None:
         """Let all share this connection, which works, from now on."""
@@ -84,6 +94,9 @@ class Endpoint:
 
     def _share(self, connection: Connection) -> None:
         self._connection = connection
+        self._senders = {
+            path: attaching for path, attaching in self._senders.items() if not _is_of_no_use(attaching, connection)
+        }
         self._connected_s = asyncio.get_running_loop().time()
 
     async def close(self) -> None:
@@ -103,6 +116,8 @@ class Endpoint:
         for task in (*self._retired, *self._senders.values(), self._connecting):
             if task is not None:
                 task.cancel()
+        # What has ended keeps its calls, which refer to the connection.
+        self._senders, self._connecting = {}, None
         connection, self._connection = self._connection, None
         return connection
 
@@ -145,4 +160,7 @@ async def _shared(task: "asyncio.Task[T]") -> T:
     error = task.exception()
     if isinstance(error, ClientError):
         raise error.again()
-    return task.result()
+    try:
+        return task.result()
+    finally:
+        del task, error  # which refer to this call if it is raised

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Self
 
 from broker.administration.address import Address, usual_address
-from broker.administration.client import HttpClient
+from broker.administration.client import ANSWER_SECONDS, HttpClient
 from broker.logging import get_logger
 from broker.pairing.availability import Availability
 from broker.pairing.backlog import Rotation, check_name, namespace_name
@@ -29,6 +29,8 @@ from protocol.client.connection_string import ConnectionString
 
 log = get_logger("pairing")
 
+# For each answer of the primary's management API, which is only asked what it is: a frozen one accepts connections.
+PRIMARY_SECONDS = 5.0
 CLOSE_SECONDS = 5.0  # the other side of a pairing must be closed within this time (PN10)
 
 
@@ -45,8 +47,9 @@ class Namespace:
         self.http = http or usual_address(self.target.host, self.target.tls)
         self.trust = trust
 
-    def management(self) -> HttpClient:
-        return HttpClient(self.http, self.target.credentials, self.trust or ssl.create_default_context())
+    def management(self, answer_seconds: float = ANSWER_SECONDS) -> HttpClient:
+        trust = self.trust or ssl.create_default_context()
+        return HttpClient(self.http, self.target.credentials, trust, answer_seconds)
 
     def endpoint(self, name: str) -> Endpoint:
         return Endpoint(name, self.target, self.trust)
@@ -83,7 +86,7 @@ class Pairing:
         """
         options = options or PairingOptions()
         name = name_of(primary, secondary, primary_name)
-        async with primary.management() as one, secondary.management() as other:
+        async with primary.management(PRIMARY_SECONDS) as one, secondary.management() as other:
             queues = await create_missing(other, name, options.backlog_queue_count)
             await check_they_differ(one, other)
         return cls(primary.endpoint("primary"), secondary.endpoint("secondary"), queues, options)

@@ -86,7 +86,8 @@ class PairedSender:
             if wait_s and not changed.done():  # else there is another place to send to
                 await asyncio.wait([changed], timeout=min(wait_s, deadline_s - loop.time()))
             if loop.time() >= deadline_s:
-                raise failed.error
+                error = failed.error
+                raise error.again() if isinstance(error, ClientError) else TimeoutError(*error.args)
 
     async def _to_primary(self, message: bytes, deadline_s: float, is_batch: bool) -> Failed | None:
         """Send, and wait for the answer until the entity fails over."""
@@ -104,9 +105,10 @@ class PairedSender:
                 raise
             if meaning is Verdict.UNAVAILABLE and not path.health.has_failed_over:
                 parts.availability.failed(path, began_ms)
-            return Failed(error, self._busy_s if meaning is Verdict.WAIT else None)
+            return Failed(error.with_traceback(None), self._busy_s if meaning is Verdict.WAIT else None)
         finally:
             sending.cancel()
+            del sending  # it keeps its error, which refers to this call
         parts.counters.sent_to_primary += 1
         parts.availability.succeeded(path)
         return None
@@ -133,11 +135,11 @@ class PairedSender:
             if isinstance(error, TimeoutError):
                 parts.secondary.retire(now_ms / 1000)
             if verdict(error) is Verdict.WAIT:
-                return Failed(error, self._busy_s)
+                return Failed(error.with_traceback(None), self._busy_s)
             if parts.rotation.pull(queue, parts.availability.now_ms()):
                 parts.counters.backlog_queues_pulled += 1
                 log.warning("backlog queue pulled from rotation", queue=queue, error=str(error))
-            return Failed(error, None if parts.rotation.is_exhausted else 0)
+            return Failed(error.with_traceback(None), None if parts.rotation.is_exhausted else 0)
         parts.counters.sent_to_backlog += 1
         return None
 

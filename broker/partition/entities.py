@@ -7,7 +7,7 @@ before the same commit. This module does what the change means for messages, loc
 from collections.abc import Sequence
 from typing import Any
 
-from broker.errors import EntityDisabled, EntityNotFound, ServerBusy
+from broker.errors import EntityDisabled, EntityNotFound, NotAllowed, ServerBusy
 from broker.namespace.entities import Description
 from broker.partition.disposal import discard, free_later
 from broker.partition.forwarding.source import begin, forwards
@@ -17,6 +17,7 @@ from broker.partition.moving import moves, residence
 from broker.partition.sessions import locks as session_locks
 from broker.partition.state import accesses, idleness
 from broker.partition.state.core import PARTS, Core
+from broker.partition.state.queue import Queue
 from broker.partition.state.stored_rules import compiled, default_rule, write_rules
 from broker.partition.state.terms import Kind, Terms
 from broker.partition.state.timers import Due
@@ -79,6 +80,7 @@ def load(core: Core, now_ms: int, known: dict[bytes, Terms] | None = None) -> No
         except CorruptRecord as error:
             raise StoreError(f"deleted entity {entity_id}: {error}") from error
         free_later(core, entity_id, topic_id, now_ms)
+    core.marks.load()
     moves.load(core, now_ms)
     for key, value in _of_meta(core, FORWARDED_PREFIX):
         residence.forward_again(core, int.from_bytes(key, "big"), value)
@@ -153,6 +155,18 @@ def put_entity(
             begin(core, queue)
         resume(core, queue)
         core.turn.wake(queue)
+
+
+def require_receive(queue: Queue) -> None:
+    """Raises EntityNotFound, NotAllowed or EntityDisabled if nobody can receive from the queue."""
+    if queue.transfers is not None:
+        raise EntityNotFound("Nobody can receive from a transfer queue.")
+    if queue.is_topic:
+        raise NotAllowed(f"'{queue.terms.name}' is a topic; its messages are received from its subscriptions.")
+    if queue.forward_to:
+        raise forwards(queue)
+    if not queue.terms.can_receive:
+        raise disabled(queue.terms)
 
 
 def disabled(terms: Terms) -> EntityDisabled:

@@ -9,13 +9,13 @@ not go backwards.
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any
 
-from broker.errors import BrokerError, EntityNotFound, NotAllowed
+from broker.errors import BrokerError, NotAllowed
 from broker.namespace.entities import Description
 from broker.partition import entities, sending, transactions
 from broker.partition.entity_index import EntityIndex
 from broker.partition.forwarding import destination
 from broker.partition.forwarding import source as forwarding
-from broker.partition.messages import duplicates, expiry, hand_out, schedule, settlement
+from broker.partition.messages import browsing, duplicates, expiry, hand_out, schedule, selecting, settlement
 from broker.partition.messages.admission import Incoming
 from broker.partition.messages.deliveries import NOTHING, Pumped
 from broker.partition.messages.restoring import restore
@@ -30,7 +30,7 @@ from broker.partition.state.terms import Terms
 from broker.partition.state.timers import Due
 from broker.partition.topics import publishing, rule_requests
 from broker.runs import count_of
-from broker.wire import Operation, Outcome
+from broker.wire import Mark, Operation, Outcome
 from storage.queue_ids import entity_of, queue_id_of
 from storage.records import Place
 from storage.store import Store, Table
@@ -114,6 +114,10 @@ class Partition:
         self._begin(queue_id, now_ms)
         sending.send_run(self._core, queue_id, run, now_ms)
 
+    def note_stored(self, sender: bytes, first: int, count: int, below: int, now_ms: int) -> None:
+        """The last deliveries that were sent here have these numbers of `wire.Mark`."""
+        self._core.marks.note(sender, first, count, below, now_ms)
+
     def open_receiver(
         self,
         receiver: Hashable,
@@ -121,28 +125,26 @@ class Partition:
         receive_and_delete: bool,
         now_ms: int,
         session: Sequence[Any] | None = None,
+        selector: str | None = None,
     ) -> None:
         """`session`: [session id, or None for any that is available; milliseconds to wait for one]. `Pumped.accepted`
-        tells the lock. Raises EntityNotFound, EntityDisabled, NotAllowed, SessionCannotBeLocked, InvalidArgument.
+        tells the lock. `selector`: the receiver gets only messages that this selects; the others stay.
+
+        Raises EntityNotFound, EntityDisabled, NotAllowed, SessionCannotBeLocked, InvalidArgument; InvalidFilter,
+        NotImplementedByBroker for a selector.
         """
         core = self._core
         self._begin(queue_id, now_ms)
         queue = core.access(queue_id, now_ms)
-        if queue.transfers is not None:
-            raise EntityNotFound("Nobody can receive from a transfer queue.")
-        if queue.is_topic:
-            raise NotAllowed(f"'{queue.terms.name}' is a topic; its messages are received from its subscriptions.")
-        if queue.forward_to:
-            raise forwarding.forwards(queue)
-        if not queue.terms.can_receive:
-            raise entities.disabled(queue.terms)
+        entities.require_receive(queue)
         assert receiver not in core.receivers, f"receiver {receiver!r} is open already"
-        opened = Receiver(receiver, queue_id, receive_and_delete)
+        compiled = None if selector is None else selecting.selector_of(selector)
+        opened = Receiver(receiver, queue_id, receive_and_delete, compiled)
         if queue.sessions is None:
             if session is not None:
                 raise NotAllowed(f"'{queue.terms.name}' does not require sessions; it has no receivers of sessions.")
             core.changing()
-            core.receivers[receiver] = queue.receivers[receiver] = opened
+            core.enter(queue, opened)
             queue.window.active = True
             return
         if session is None:
@@ -167,10 +169,11 @@ class Partition:
         queue = self._core.queue(found.queue_id)
         if queue.sessions is not None and found.session is None:
             return  # it waits for a session and gets no messages before
+        line = queue.line_of(found)
         if drain:
-            queue.line.drain(found, limit)
+            line.drain(found, limit)
         else:
-            queue.line.grant(found, limit)
+            line.grant(found, limit)
         if queue.expiry_paused and queue.is_pulled:
             expiry.resume(self._core, queue)
         session = found.session
@@ -192,7 +195,7 @@ class Partition:
             return
         queue = self._core.queue(found.queue_id)
         if queue.sessions is None:
-            queue.line.watch(found)
+            queue.line_of(found).watch(found)
             if queue.expiry_paused:
                 expiry.resume(self._core, queue)
             self._core.turn.wake(queue)
@@ -202,8 +205,20 @@ class Partition:
         found = self._core.receivers.get(receiver)
         if found is not None:
             queue = self._core.queue(found.queue_id)
-            queue.line.passes(found)
+            queue.line_of(found).passes(found)
             self._core.turn.wake(queue)
+
+    def await_more(self, browser: Hashable, queue_id: int, number: int, now_ms: int) -> None:
+        """`Pumped.available` tells the browser once when the queue has had a message with this number or a later one.
+
+        `close_receiver` ends that. The browser is told an error by `Pumped.closed` as a receiver is. Raises as
+        `open_receiver` does.
+        """
+        self._begin(queue_id, now_ms)
+        queue = self._core.access(queue_id, now_ms)
+        entities.require_receive(queue)
+        self._core.changing()
+        browsing.wait(self._core, queue, browser, number)
 
     def close_receiver(self, receiver: Hashable, broken: bool, now_ms: int, unsent_from: bytes | None = None) -> None:
         """`broken`: the receiver's connection was lost, so its locks end. Otherwise they stay until settled or over.
@@ -212,6 +227,7 @@ class Partition:
         """
         found = self._core.receivers.get(receiver)
         if found is None:
+            browsing.wait_no_more(self._core, receiver, now_ms)
             return
         if self._core.kept:
             idleness.use(self._core, found.queue_id, now_ms)
@@ -219,6 +235,7 @@ class Partition:
         if queue is None:
             return
         queue.accessed_ms = now_ms
+        self._core.turn.wake(queue)  # it may have been told of messages, of which another one is to be told now
         if queue.sessions is not None:
             session_locks.close(self._core, queue, found, broken, unsent_from, now_ms)
             return
@@ -254,9 +271,19 @@ class Partition:
             return results
         return session_locks.named(self._core, receiver, results, now_ms)
 
-    def restore(self, queue_id: int, entries: Sequence[Any], now_ms: int) -> None:
-        """Put back messages that were received and deleted, but never sent. `entries`: items as in a delivery."""
+    def restore(self, queue_id: int, entries: Sequence[Any], now_ms: int, mark: Mark | None = None) -> None:
+        """Put back messages that were received and deleted, but never sent: all of them, or none.
+
+        `entries`: items as in a delivery. If their entity was deleted, they stay deleted. With a mark of one delivery,
+        which stands for all of them, they are put back once, however often the command comes. Raises EntityMoving,
+        ServerBusy: they can be put back later, perhaps on another partition.
+        """
+        if mark is not None and self._core.marks.has(mark.sender, mark.first):
+            return
+        self._begin(queue_id, now_ms)
         restore(self._core, queue_id, entries, now_ms)
+        if mark is not None:
+            self._core.marks.note(mark.sender, mark.first, mark.deliveries, mark.below, now_ms)
 
     @property
     def has_work_left(self) -> bool:
@@ -331,7 +358,7 @@ class Partition:
             if queue is None:
                 continue  # the queue was deleted
             accesses.note_receivers(queue, now_ms)
-            if core.kept and (queue.is_pulled or queue.counts[Place.SCHEDULED] or due == Due.PUBLISHING):
+            if core.kept and (queue.is_in_use or queue.counts[Place.SCHEDULED] or due == Due.PUBLISHING):
                 idleness.use(core, queue.id, now_ms)  # even if what uses the entity ends with this timer
             if due == Due.LOCKS:
                 (settlement if queue.sessions is None else session_locks).end_locks(core, queue, now_ms)
@@ -355,7 +382,7 @@ class Partition:
         """
         core = self._core
         turn = core.turn
-        if not (turn.awake or turn.outgoing or turn.offering or turn.accepted or turn.closed):
+        if not (turn.awake or turn.outgoing or turn.offering or turn.accepted or turn.closed or turn.browsed):
             return NOTHING  # the usual case of a send
         if core.quiet:
             moves.hold_back(core)
@@ -372,6 +399,8 @@ class Partition:
         deliveries, drained, available = hand_out.pump(core, now_ms) if turn.awake else ([], [], [])
         if core.ahead_ms:
             deliveries = [(key, until_ms and core.wall_ms(until_ms), items) for key, until_ms, items in deliveries]
+        if turn.browsed:
+            available += browsing.told_of_more(core)
         closed = turn.take_closed() if turn.closed else ()
         accepted = session_locks.take_accepted(core) if turn.accepted else ()
         more = bool(turn.awake or turn.outgoing or turn.offering)
@@ -544,7 +573,9 @@ class Partition:
             assert queue.id == queue_id
             queue.check()
             assert all(core.receivers.get(key) is receiver for key, receiver in queue.receivers.items())
+            assert all(core.browsers.get(key) == queue_id for key in queue.browsers)
         assert all(receiver.queue_id in core.queues for receiver in core.receivers.values())
+        assert all(key in core.queues[queue_id].browsers for key, queue_id in core.browsers.items())
 
     def tallies(self) -> dict[int, dict[str, Any]]:
         """For each queue in use: the counters of `tally.Tally` by name, since the start."""

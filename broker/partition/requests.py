@@ -20,12 +20,14 @@ from broker.errors import (
     ServerBusy,
 )
 from broker.partition import sending
+from broker.partition.entities import require_receive
 from broker.partition.forwarding.source import forwards
 from broker.partition.messages import browsing, settlement
 from broker.partition.messages.deliveries import RECEIVED_AND_DELETED, new_token
 from broker.partition.messages.hand_out import withdraw
 from broker.partition.messages.moves import Properties, discard, expire, overlay_expires_ms, set_aside, unlocked
 from broker.partition.messages.schedule import scheduled_ms_of
+from broker.partition.messages.selecting import selector_of
 from broker.partition.moving import moves
 from broker.partition.sessions import locks as session_locks
 from broker.partition.sessions import requests as session_requests
@@ -147,6 +149,15 @@ def _renew_locks(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> 
 def _peek(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[Any]:
     from_number, count, max_bytes = args
     return browsing.peek(core, queue, from_number, count, max_bytes)
+
+
+def _browse(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[Any]:
+    require_receive(queue)
+    from_number, count, max_bytes, session_id, *rest = args
+    if session_id is not None:
+        session_requests.sessions_of(queue)
+    selector = selector_of(rest[0]) if rest and rest[0] is not None else None
+    return browsing.browse(core, queue, from_number, count, max_bytes, session_id, selector)
 
 
 def _peek_session(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[Any]:
@@ -500,6 +511,7 @@ _OF_QUEUE: dict[str, Callable[[Core, Queue, Sequence[Any], int], Any]] = {
     "renew-locks": _renew_locks,
     "peek": _peek,
     "peek-session": _peek_session,
+    "browse": _browse,
     "receive-deferred": _receive_deferred,
     "receive-session-deferred": _receive_session_deferred,
     "settle": _settle,
@@ -521,11 +533,17 @@ _OF_QUEUE: dict[str, Callable[[Core, Queue, Sequence[Any], int], Any]] = {
 _OF_RULES = ("add-rule", "replace-rule", "remove-rule", "get-rule", "enumerate-rules")
 _OF_TOPIC = ("schedule", "cancel-scheduled")
 
+
+def _stored(core: Core, args: Sequence[Any], now_ms: int) -> list[int]:
+    return core.marks.of(args[0])
+
+
 _OF_PARTITION: dict[str, Callable[[Core, Sequence[Any], int], Any]] = {
     "counts": _counts,
     "accessed": _accessed,
     "filter-counts": rule_requests.filter_counts,
     "probe": _probe,
+    "stored": _stored,
     "arrive": moves.arrive,
     "store-rows": moves.store,
     "depart": moves.depart,

@@ -130,7 +130,7 @@ def _send(
         queue = core.access(queue_id, now_ms)
         _admit(core, transaction, queue, messages)
     except BrokerError as error:
-        return error
+        return error.with_traceback(None)
     messages = _with_records_stored(core, transaction, queue.id, messages, now_ms)
     last = transaction.operations[-1] if transaction.operations else None
     if isinstance(last, Send) and last.queue_id == queue_id and last.reserved is None:
@@ -253,7 +253,7 @@ def _settle(core: Core, transaction: Transaction, operation: SettleOperation, no
             try:
                 _check_settlements(core, transaction, queue, [token], outcome, properties)
             except QuotaExceeded as error:
-                refused = error
+                refused = error.with_traceback(None)  # which refers to this call
         results.append(refused)
         if refused is None:
             _stage(core, transaction, queue, [token], outcome, properties, quiet)

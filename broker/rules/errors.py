@@ -29,6 +29,10 @@ class RuleSyntaxError(InvalidRule):
         )
 
 
+class SelectorNotSupported(InvalidRule):
+    """The text is a selector, but cannot be evaluated here."""
+
+
 class FilterError(Exception):
     """A filter has no result for this message (which is not the result unknown). `reason` is used to dead-letter it."""
 

@@ -93,6 +93,13 @@ class IsNull(Predicate):
 
 
 @dataclass(frozen=True, slots=True)
+class Truth(Predicate):
+    """A value that is a condition by itself: true if it is TRUE. Only in selectors."""
+
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
 class Exists(Predicate):
     property: Property
 

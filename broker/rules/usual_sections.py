@@ -29,8 +29,11 @@ _INTEGERS: Final = {
 _double = Struct(">d").unpack_from
 
 
-def user_properties(section: bytes) -> dict[str, Any] | None:
-    """Application properties by lower-case name; of names that differ only in case, the first counts."""
+def user_properties(section: bytes, as_spelled: bool = False) -> dict[str, Any] | None:
+    """Application properties by lower-case name; of names that differ only in case, the first counts.
+
+    `as_spelled`: by their names as they are.
+    """
     if section[:4] == b"\x00\x53\x74\xc1" and len(section) > 5:
         at, count = 6, section[5]
     elif section[:4] == b"\x00\x53\x74\xd1":
@@ -43,7 +46,9 @@ def user_properties(section: bytes) -> dict[str, Any] | None:
             if section[at] != 0xA1:
                 return None
             end = at + 2 + section[at + 1]
-            name = section[at + 2 : end].decode().lower()
+            name = section[at + 2 : end].decode()
+            if not as_spelled:
+                name = name.lower()
             code = section[end]
             value: Any
             if code == 0xA1:
@@ -71,15 +76,15 @@ def user_properties(section: bytes) -> dict[str, Any] | None:
     return found if at == len(section) and not count & 1 else None
 
 
-def properties_fields(section: bytes) -> list[str | None] | None:
-    """The fields of the properties section: texts, or None for null and for fields that rules do not read from here."""
+def properties_fields(section: bytes) -> list[str | int | None] | None:
+    """The fields of the properties section: texts, None for null, and times in milliseconds since 1970."""
     if section[:4] == b"\x00\x53\x73\xc0" and len(section) > 5:
         at, count = 6, section[5]
     elif section[:4] == b"\x00\x53\x73\xd0":
         at, count = 12, int.from_bytes(section[8:12], "big")
     else:
         return None
-    fields: list[str | None] = []
+    fields: list[str | int | None] = []
     try:
         for _ in range(count):
             code = section[at]
@@ -92,7 +97,7 @@ def properties_fields(section: bytes) -> list[str | None] | None:
                 at = end
             elif code == 0x83:  # absolute-expiry-time, creation-time
                 at += 9
-                fields.append(None)
+                fields.append(int.from_bytes(section[at - 8 : at], "big", signed=True))
             else:
                 return None
     except (IndexError, UnicodeDecodeError):

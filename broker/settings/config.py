@@ -31,6 +31,7 @@ from broker.namespace.rule_descriptions import RuleDescription
 from broker.settings import placement
 from broker.settings.addresses import parse_address
 from protocol.client.connection_string import ConnectionString, InvalidConnectionString
+from protocol.host_names import DEFAULT_HOST_NAMES, is_pattern
 
 IDLE_POLL_SECONDS = 400e-6  # as long as an answer takes, whose processes were woken for it, and a third more
 KIB = 1024
@@ -46,8 +47,21 @@ Host = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"
 Secret = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
 
+def _is_host_pattern(text: str) -> str:
+    if not is_pattern(text):
+        raise PydanticCustomError("host_pattern", "is no name of a host, nor one with *. before it")
+    return text
+
+
+HostPattern = Annotated[str, AfterValidator(_is_host_pattern)]
+
+
 class ConfigurationError(Exception):
     """The settings cannot be used. The text is for the user: what is wrong, where, and the fix."""
+
+
+class NoRoom(ConfigurationError):
+    """The disk has no room for a start. Another one finds some when there is."""
 
 
 Place = tuple[str | int, ...]
@@ -177,7 +191,8 @@ class Amqp(Frozen):
         2000,
         ge=1,
         le=100_000,
-        description="Messages that a gateway takes from a partition before it can send them, at most, for one link.",
+        description="Messages that a gateway asks a partition for at once, at most, for one link. It asks for no more "
+        "than can be sent to the client when they come.",
     )
     max_unsettled_per_link: int = Field(
         50_000, ge=1, le=1_000_000, description="Messages that are handed out on one link and not settled yet, at most."
@@ -194,6 +209,14 @@ class Amqp(Frozen):
         le=GIB,
         description="Output that one connection may have unsent; beyond it, deliveries wait.",
     )
+    max_connections_bytes: int = Field(
+        GIB,
+        ge=64 * MIB,
+        le=2048 * GIB,
+        description="Memory for all connections of one gateway, those of HTTP included: input, unfinished messages, "
+        "state and output. Near it, those that hold most are closed. Unfinished messages have half of it, at most: if "
+        "only one of the two is set, the other follows. 32 messages of the largest size are always allowed.",
+    )
 
     @property
     def channel_max(self) -> int:
@@ -209,9 +232,28 @@ class Amqp(Frozen):
         return max(self.max_unfinished_bytes, 16 * self.max_message_size_bytes)
 
     @property
+    def connections_bytes(self) -> int:
+        return max(self.max_connections_bytes, 32 * self.max_message_size_bytes)
+
+    @property
     def handle_max(self) -> int:
         """The highest handle, as begin carries it (2.7.2)."""
         return self.max_links_per_session - 1
+
+    @model_validator(mode="after")
+    def _unfinished_has_half(self) -> Self:
+        """Settings of an earlier version, which had no budget for all, keep their meaning."""
+        if 2 * self.max_unfinished_bytes <= self.max_connections_bytes:
+            return self
+        if "max_connections_bytes" not in self.model_fields_set:
+            return self.model_copy(update={"max_connections_bytes": 2 * self.max_unfinished_bytes})
+        if "max_unfinished_bytes" not in self.model_fields_set:
+            return self.model_copy(update={"max_unfinished_bytes": self.max_connections_bytes // 2})
+        raise inconsistent(
+            f"is more than half of amqp.max_connections_bytes, which is {self.max_connections_bytes}; set it lower, or "
+            "that higher",
+            "max_unfinished_bytes",
+        )
 
     @model_validator(mode="after")
     def _somebody_can_connect(self) -> Self:
@@ -343,6 +385,14 @@ class Cluster(Frozen):
     )
     journal_listen: HostAndPort | None = Field(
         None, description="Address at which the journal of this worker listens, as host:port."
+    )
+    heartbeat_timeout_ms: int = Field(
+        10 * SECOND_MS,
+        ge=3 * SECOND_MS,
+        le=10 * SECOND_MS,
+        description="Processes on several machines give each other a sign of life each second. One from which nothing "
+        "has come for this long is taken for dead, as if its machine had lost its power. A worker that only waits for "
+        "its disk is not: worker_stall_timeout_ms says how long it may. The same in all processes of the namespace.",
     )
     certificate: Path | None = Field(
         None,
@@ -541,6 +591,13 @@ class Security(Frozen):
         description="Rights of clients by the names in their certificates, which an authority of tls.client_ca has "
         "signed. With SASL EXTERNAL, and with HTTP, they need no key.",
     )
+    host_names: tuple[HostPattern, ...] = Field(
+        DEFAULT_HOST_NAMES,
+        max_length=1000,
+        description="Names of the broker, such as `queues.example.com` or `*.example.com`, beside those of its "
+        "certificate and the addresses that it listens on. A token whose resource has no scheme, as Go's programs make "
+        "it, may begin with one of them; any other name is that of an entity.",
+    )
     allow_anonymous: bool = Field(
         False, description="Let clients without a key do everything. For development; loopback addresses only."
     )
@@ -647,14 +704,16 @@ class Settings(Frozen):
         30 * SECOND_MS,
         ge=3 * SECOND_MS,
         le=60 * MINUTE_MS,
-        description="A worker that makes no turn for this long is killed and restarted; its locks are lost.",
+        description="A worker that makes no turn for this long, or no progress in its start, is killed and restarted; "
+        "its locks are lost. Its checkpointer is replaced likewise, but may wait longer for the disk.",
     )
     gateway_stall_timeout_ms: int = Field(
         30 * SECOND_MS,
         ge=3 * SECOND_MS,
         le=60 * MINUTE_MS,
-        description="A gateway whose event loop makes no round for this long is killed and restarted; its connections "
-        "end. A gateway that has the partitions in its process is a worker here.",
+        description="A gateway whose event loop makes no round for this long, or which makes no progress in its start, "
+        "is killed and restarted; its connections end. A gateway that has the partitions in its process is a worker "
+        "here.",
     )
     amqp: Amqp = Field(Amqp(), description="The AMQP listener and the limits of its connections.")
     ops: Ops = Field(Ops(), description="The HTTP endpoint for operators: metrics and health.")

@@ -1,6 +1,6 @@
 """Keeps a broker's processes running: starts them, restarts those that end, and in the end stops all in order.
 
-This is a plain loop over signals and the children's line of output (`broker.child`). It holds no data, so it has
+This is a plain loop over signals and the children's lines of output (`broker.child`). It holds no data, so it has
 nothing to lose. The states of a child: started, ready (it has said so), ended (it waits for its next start).
 """
 
@@ -13,21 +13,22 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from broker.child import DAMAGED_STORE, PERMANENT_FAULT, Instructions
+from broker.child import DAMAGED_STORE, NO_ROOM, PERMANENT_FAULT, Instructions
 from broker.logging import get_logger
 from broker.settings.config import ConfigurationError
 from broker.supervisor import interpreters
 from storage.apart import CRASH_SIGNALS
+from storage.liveness import LOOK_SECONDS, ON_DISK, Silence, is_stopped
 
 FIRST_DELAY_SECONDS = 0.1
 LONGEST_DELAY_SECONDS = 5.0
 STEADY_SECONDS = 30.0  # a process that ran this long was able to serve
 STARTS_BEFORE_GIVING_UP = 3  # before the broker has served; after that it never gives up
 ANSWER_MAX_BYTES = 64 << 10
-LOOK_SECONDS = 1.0  # between two checks for stalled processes
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SIGNALS = (*STOP_SIGNALS, signal.SIGHUP, signal.SIGCHLD)
@@ -54,8 +55,8 @@ class Backoff:
 class Role:
     """One process to run: `python -m module`, with `instructions` for the given number of restarts.
 
-    `stall_seconds`: the process gives a sign of life each second (`broker.child.Pulse`), and is replaced if it gave
-    none for so long; None if it gives none. `reloads`: it reads files again at SIGHUP. `crashed` is called when data
+    `stall_seconds`: the process gives signs of life (`broker.pulse`), and is replaced if it gave none for so long; None
+    if it gives none. `reloads`: it reads files again at SIGHUP. `crashed` is called when data
     that the process read has killed it, with whether the broker was ready before. It returns True if it knows the cause
     and the process will soon start without it; then the crash does not count for giving up.
     """
@@ -76,11 +77,12 @@ class _Child:
         self.start_at = 0.0  # monotonic seconds; used while there is no process
         self.started_at = 0.0
         self.starts = 0
-        self.excused = 0  # ends of starts that a damaged store was to blame for
+        self.excused = 0  # ends of starts that a damaged store or a full disk was to blame for
         self.backoff = Backoff()
         self._output = b""
-        self.has_pulse = False  # it has given a sign of life since its start
-        self.silent_seconds = 0.0  # since its last sign of life, counted only while we ran
+        self._unsent = b""  # of its instructions
+        self.silence = None if role.stall_seconds is None else Silence(role.stall_seconds)
+        self.told_of_disk = False  # that it has waited for it for long
 
     @property
     def ready(self) -> bool:
@@ -94,20 +96,46 @@ class _Child:
 
     def load(self) -> None:
         """Start the process, which loads its modules and waits for its instructions."""
-        self.answer, self._output = None, b""
-        self.has_pulse, self.silent_seconds = False, 0.0
+        self.answer, self._output, self._unsent = None, b"", b""
         self.process = interpreters.take(self.role.module)
         os.set_blocking(self.descriptor, False)
         self.started_at = time.monotonic()
 
     def instruct(self, directory: Path) -> None:
-        assert self.process is not None
-        assert self.process.stdin is not None
+        """Give it its instructions, which `send` goes on with. From now on it has to give signs of life."""
         instructions = replace(self.role.instructions(self.starts), directory=str(directory))
         self.starts += 1
-        with suppress(BrokenPipeError):  # it has ended; its exit status will come
-            self.process.stdin.write(instructions.to_json().encode() + b"\n")
+        self._unsent = instructions.to_json().encode() + b"\n"
+        os.set_blocking(self.instructions_descriptor, False)  # it may never read
+        self._heard()
+
+    @property
+    def instructions_descriptor(self) -> int:
+        assert self.process is not None
+        assert self.process.stdin is not None
+        return self.process.stdin.fileno()
+
+    @property
+    def is_being_instructed(self) -> bool:
+        return bool(self._unsent)
+
+    def send(self) -> None:
+        """Write what it takes of its instructions."""
+        try:
+            self._unsent = self._unsent[os.write(self.instructions_descriptor, self._unsent) :]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:  # it has ended; its exit status will come
+            self._unsent = b""
+        if not self._unsent:
+            assert self.process is not None
+            assert self.process.stdin is not None
             self.process.stdin.close()
+
+    def _heard(self, line: bytes = b"") -> None:
+        self.told_of_disk = False
+        if self.silence is not None:
+            self.silence.heard(time.monotonic(), waits_for_disk=line + b"\n" == ON_DISK)
 
     def read(self) -> bool:
         """Take what the child has written; False at the end of its output."""
@@ -116,13 +144,21 @@ class _Child:
         except BlockingIOError:
             return True
         *lines, self._output = (self._output + output).split(b"\n")
-        self.has_pulse, self.silent_seconds = True, 0.0
-        for line in filter(None, lines):  # an empty line is the child's pulse
-            try:
-                self.answer = json.loads(line)
-            except ValueError:
-                log.warning("unexpected output", process=self.role.name, line=line[:200].decode(errors="replace"))
+        for line in lines:
+            self._heard(line)
+            if line and line + b"\n" != ON_DISK:
+                self._take_answer(line)
         return bool(output) and len(self._output) < ANSWER_MAX_BYTES
+
+    def _take_answer(self, line: bytes) -> None:
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            answer = None
+        if isinstance(answer, dict) and "ready" in answer:
+            self.answer = answer
+        else:
+            log.warning("unexpected output", process=self.role.name, line=line[:200].decode(errors="replace"))
 
     def ended(self) -> None:
         assert self.process is not None
@@ -131,7 +167,7 @@ class _Child:
         with suppress(BrokenPipeError):
             self.process.stdin.close()
         self.process.stdout.close()
-        self.process = None
+        self.process, self._unsent = None, b""
 
 
 class Processes:
@@ -149,7 +185,6 @@ class Processes:
         self._directory = directory
         self._stop_seconds = stop_seconds
         self._reload = reload
-        self._looked_at = 0.0  # when stalled processes were checked; monotonic seconds
         self._selector = selectors.DefaultSelector()
         self._wake, self._waker = socket.socketpair()  # the interpreter writes each signal's number to the second
         self._waker.setblocking(False)
@@ -210,27 +245,37 @@ class Processes:
                     self._start(child)
 
     def _kill_stalled(self) -> None:
-        """Kill processes that are stopped or in an endless turn; they are restarted like others that end.
-
-        Time in which the supervisor itself did not run does not count, because the others may not have run either.
+        """Kill processes that are stopped, in an endless turn, or stuck in their start; they are restarted like others
+        that end.
         """
         now = time.monotonic()
-        passed = min(now - self._looked_at, LOOK_SECONDS)
-        self._looked_at = now
         for child in self._children:
-            if child.role.stall_seconds is None or not child.has_pulse or child.process is None:
+            silence, process = child.silence, child.process
+            if silence is None or process is None:
                 continue
-            child.silent_seconds += passed
-            if child.silent_seconds >= child.role.stall_seconds:
-                log.error("process stalled; killing it", process=child.role.name, seconds=round(child.silent_seconds))
-                child.silent_seconds = 0.0
-                child.process.kill()
+            if silence.is_too_long(now, partial(is_stopped, process.pid)):
+                log.error("process stalled; killing it", process=child.role.name, seconds=round(silence.seconds))
+                silence.heard(now)
+                process.kill()
+            elif silence.disk_is_slow and not child.told_of_disk:
+                child.told_of_disk = True
+                seconds = round(silence.disk_seconds)
+                log.warning("process waits for the disk", process=child.role.name, seconds=seconds)
 
     def _start(self, child: _Child) -> None:
         if child.process is None:
             child.load()
         child.instruct(self._directory)
         self._selector.register(child.descriptor, selectors.EVENT_READ, lambda: self._read(child))
+        child.send()
+        if child.is_being_instructed:
+            self._selector.register(child.instructions_descriptor, selectors.EVENT_WRITE, lambda: self._instruct(child))
+
+    def _instruct(self, child: _Child) -> None:
+        descriptor = child.instructions_descriptor
+        child.send()
+        if not child.is_being_instructed:
+            self._selector.unregister(descriptor)
 
     def _read(self, child: _Child) -> None:
         was_ready = child.ready
@@ -271,6 +316,8 @@ class Processes:
                 if child.descriptor in self._selector.get_map():
                     child.read()  # its last output
                     self._selector.unregister(child.descriptor)
+                if child.is_being_instructed:
+                    self._selector.unregister(child.instructions_descriptor)
                 child.ended()
                 ended.append((child, code))
         return ended
@@ -281,12 +328,15 @@ class Processes:
         delay = child.backoff.after(lived)
         if child.role.crashed is not None and (-code in CRASH_SIGNALS or code == DAMAGED_STORE):
             child.excused += child.role.crashed(self._has_served)
-        if code == PERMANENT_FAULT:
+        if code in (PERMANENT_FAULT, NO_ROOM):
             message = child.answer["message"] if child.answer and not child.answer["ready"] else how
-            if not self._has_served:
+            if code == PERMANENT_FAULT and not self._has_served:
                 raise ConfigurationError(message)
             log.error("process cannot serve", process=child.role.name, reason=message)
-            delay = LONGEST_DELAY_SECONDS
+            if code == NO_ROOM:
+                child.excused += 1
+            else:
+                delay = LONGEST_DELAY_SECONDS
         elif not self._has_served and child.starts - child.excused >= STARTS_BEFORE_GIVING_UP:
             raise ConfigurationError(
                 f"{child.role.name} ended {child.starts} times while it started ({how}): see the log above"

@@ -1,4 +1,4 @@
-"""SIGHUP: the keys of the namespace and the rights of certificates are read again from where the settings came from.
+"""SIGHUP: keys of the namespace, rights of certificates and names of hosts are read again where the settings came from.
 
 The supervisor writes them to a file in its directory, from which gateways take them at once, and at each later start.
 Everything else that was changed waits for the next start of the broker; the log names it.
@@ -14,7 +14,7 @@ from broker.settings.config import ConfigurationError, Security, Settings
 log = get_logger("supervisor")
 
 # Of `security`, what gateways take while they run.
-_TAKEN = {"root_key", "root_secondary_key", "authorization_rules", "certificates"}
+_TAKEN = {"root_key", "root_secondary_key", "authorization_rules", "certificates", "host_names"}
 
 
 class Reloading:

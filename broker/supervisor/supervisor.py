@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from errno import ENOMEM
 from pathlib import Path
@@ -10,24 +10,25 @@ from tempfile import TemporaryDirectory
 from typing import Any, NoReturn, TypeVar
 
 from broker import __version__
-from broker.child import PERMANENT_FAULT
+from broker.child import NO_ROOM, PERMANENT_FAULT
 from broker.keys import EMULATOR_KEY, ROOT_KEY_NAME, connection_string, makes_root_key, with_root_key
 from broker.listening import unusable
 from broker.logging import configure_logging, get_logger
 from broker.namespace.entities import Frozen
 from broker.ports_file import remove_ports, write_ports
-from broker.settings.config import ConfigurationError, Settings, is_loopback
+from broker.settings.config import ConfigurationError, NoRoom, Settings, is_loopback
 from broker.settings.variables import PURE_VARIABLE
 from broker.supervisor import interpreters
-from broker.supervisor.definitions import bring_in_line
+from broker.supervisor.definitions import InLine, bring_in_line
 from broker.supervisor.parking import Parking
 from broker.supervisor.processes import Processes, Role
 from broker.supervisor.reloading import Reloading
 from broker.supervisor.roles import all_roles, roles_of_gateways, roles_of_worker
 from broker.touched_partition import touched_file
 from protocol.extension import extension
-from storage.data_dir import ROOT_KEY_FILE, RUN, DataDirectory, DataDirectoryError
-from storage.lmdb_store import StoreInUse, UnknownFormat, WrongPartition
+from storage.data_dir import ROOT_KEY_FILE, RUN, DataDirectory, DataDirectoryError, DataDirectoryFull
+from storage.durable import is_full, write_in_place
+from storage.lmdb_store import DATA_FILE, StoreInUse, UnknownFormat, WrongPartition
 from storage.store import StoreError, StoreFull
 
 EMULATORS_LINE = "Emulator Service is Successfully Up!"
@@ -67,13 +68,22 @@ def run(settings: Settings, part: Part, read_again: Callable[[], Settings]) -> i
                 makes_key = makes_root_key(settings)
                 given, settings = settings, _with_key(settings)
                 key = shown_key(given, settings, is_new=makes_key)
+                if makes_key and not directory.is_new:
+                    log.warning(
+                        "a new root key was made: there is none in the data directory", path=str(directory.path)
+                    )
             parkings = [Parking(settings.data_dir / touched_file(number)) for number in range(settings.workers_here)]
             roles = all_roles(settings, parkings) if part is Part.ALL else roles_of_worker(settings, parkings[0])
             processes = _processes(settings, part, roles, directory.path, read_again)
             processes.load()
             try:
+                emptied = _emptied(directory)
                 _grow(settings, directory)
-                for partition, damage in _reconcile(settings).items():
+                damaged = _reconcile(settings).damaged
+                _note_stores(directory, settings.partitions_here)
+                for partition in emptied - damaged.keys():
+                    log.warning("a new, empty store was made: what the partition had is not here", partition=partition)
+                for partition, damage in damaged.items():
                     parkings[partition % len(parkings)].park(partition, damage)
             except BaseException:
                 processes.discard()
@@ -86,7 +96,7 @@ def run(settings: Settings, part: Part, read_again: Callable[[], Settings]) -> i
             return processes.run(ready)
     except ConfigurationError as error:
         print(f"peeklock: cannot start: {error}", file=sys.stderr)
-        return PERMANENT_FAULT
+        return NO_ROOM if isinstance(error, NoRoom) else PERMANENT_FAULT
 
 
 def _require(settings: Settings, part: Part) -> None:
@@ -173,16 +183,21 @@ def _opened(settings: Settings) -> DataDirectory:
     try:
         return DataDirectory(settings.data_dir, partitions=settings.partitions, owned=settings.cluster.owned)
     except DataDirectoryError as error:
-        raise ConfigurationError(str(error)) from error
+        raise _unusable(error) from error
+
+
+def _unusable(error: DataDirectoryError) -> ConfigurationError:
+    return (NoRoom if isinstance(error, DataDirectoryFull) else ConfigurationError)(str(error))
 
 
 def _with_key(settings: Settings) -> Settings:
     try:
         return with_root_key(settings)
     except OSError as error:
-        raise ConfigurationError(
-            f"the root key cannot be read or made: {error.strerror} ({error.filename}). Give user id {os.geteuid()} "
-            "the right to, or set PEEKLOCK_SECURITY__ROOT_KEY"
+        fix = "Free space on the disk" if is_full(error) else f"Give user id {os.geteuid()} the right to"
+        raise (NoRoom if is_full(error) else ConfigurationError)(
+            f"the root key cannot be read or made: {error.strerror} ({error.filename}). {fix}, or set "
+            "PEEKLOCK_SECURITY__ROOT_KEY"
         ) from error
 
 
@@ -197,16 +212,40 @@ def _grow(settings: Settings, directory: DataDirectory) -> None:
         return
     cluster = settings.cluster.model_copy(update={"owned": before.owned})
     as_before = {"partitions": before.partitions, "cluster": cluster, "queues": (), "topics": ()}
-    _reconcile(settings.model_copy(update=as_before))
+    found = _reconcile(settings.model_copy(update=as_before))
+    if found.no_room:
+        raise NoRoom(f"partitions cannot be added: {found.no_room}. Free space on the disk")
     try:
         directory.grow()
     except DataDirectoryError as error:
-        raise ConfigurationError(str(error)) from error
+        raise _unusable(error) from error
     log.info("partitions were added", before=before.partitions, now=settings.partitions)
 
 
-def _reconcile(settings: Settings) -> dict[int, str]:
-    """Update the stored definitions. Returns the damage by partition, for partitions with damaged stores."""
+def _emptied(directory: DataDirectory) -> set[int]:
+    """Partitions that had a store: somebody has removed it, and has let the description say that it was never made."""
+    found = directory.described()
+    if directory.is_new or found.stores is None:
+        return set()
+    paths = {each: directory.partition_path(each) for each in found.here if each not in found.stores}
+    return {each for each, path in paths.items() if not (path / DATA_FILE).exists()}
+
+
+def _note_stores(directory: DataDirectory, partitions: Iterable[int]) -> None:
+    """From now on, a store that is missing is damage. Raises ConfigurationError.
+
+    A directory of an earlier version on a full disk is used all the same.
+    """
+    try:
+        directory.note_stores(partitions)
+    except DataDirectoryFull as error:
+        log.warning("the next start would not notice if a store were missing: the disk is full", reason=str(error))
+    except DataDirectoryError as error:
+        raise _unusable(error) from error
+
+
+def _reconcile(settings: Settings) -> InLine:
+    """Update the stored definitions, if there is room for that."""
     try:
         found = bring_in_line(settings)
     except StoreError as error:
@@ -217,7 +256,13 @@ def _reconcile(settings: Settings) -> dict[int, str]:
         log.info("entity created", entity=created)
     for update in found.reconciled.updated:
         log.info("entity updated", entity=update.path, properties=update.properties)
-    return found.damaged
+    if found.no_room:
+        log.error(
+            "entities stay as they are stored, and are not all as declared: there is no room to change them",
+            reason=found.no_room,
+            fix="make room, and start again",
+        )
+    return found
 
 
 def _refuse(error: StoreError) -> NoReturn:
@@ -234,14 +279,14 @@ def _refuse(error: StoreError) -> NoReturn:
             fix = "Set store.map_size_bytes lower: it is address space, which is limited here (ulimit -v)"
         case _:
             fix = "The files were left as they are. Restore a backup with: peeklock restore"
-    raise ConfigurationError(f"{error}. {fix}") from error
+    raise (NoRoom if isinstance(error, StoreFull) else ConfigurationError)(f"{error}. {fix}") from error
 
 
 def _write_ports(directory: Path, answers: dict[str, dict[str, Any]]) -> None:
     """For `peeklock connection-string`; and for deploy/healthcheck the port for operations, or that there is none."""
     ports = (answer["ops_port"] for answer in answers.values() if answer.get("ops_port") is not None)
     try:
-        (directory / OPS_PORT_FILE).write_text(f"{next(ports, 'off')}\n")
+        write_in_place(directory / OPS_PORT_FILE, f"{next(ports, 'off')}\n".encode())
         write_ports(directory, answers)
     except OSError as error:
         log.warning("the health check will fail: the file with the ports cannot be written", reason=error.strerror)

@@ -2,9 +2,13 @@
 
 import sys
 
-from broker.child import collect_rarely, keep_freed
-from broker.worker.process import main
+from broker.pulse import Pulse
+
+_PULSE = Pulse()
+with _PULSE.loading():
+    from broker.child import collect_rarely, keep_freed
+    from broker.worker.process import main
 
 collect_rarely()
 keep_freed()
-sys.exit(main())
+sys.exit(main(_PULSE))

@@ -30,7 +30,7 @@ from broker.partition.partition import Partition
 from broker.rules import load_language
 from broker.wire import Remove, Unused
 from broker.worker.parked import ParkedPartition
-from storage.records import NAMESPACE_ID_KEY, decode_document, encode_document, entity_key
+from storage.records import NAMESPACE_ID_KEY, STORE_ID_KEY, decode_document, encode_document, entity_key
 from storage.store import Store, Table
 
 log = get_logger("worker")
@@ -71,6 +71,11 @@ class Copies:
                 return number
         return None
 
+    def store_ids(self) -> list[tuple[int, bytes]]:
+        """By partition in service."""
+        found = ((each, self._stores[each].get(Table.META, STORE_ID_KEY)) for each in self.in_service())
+        return [(each, bytes(decode_document(value))) for each, value in found if value is not None]
+
     # -- entities that nobody used
 
     def take_news(self, partitions: Iterable[Partition]) -> list[Remove | Unused]:
@@ -101,6 +106,10 @@ class Copies:
             self._touched(number).keep(entity_id, now_ms)
         for number in self.in_service():
             self._touched(number).end_move(entity_id, now_ms)
+
+    def touch_home(self) -> None:
+        """Something of the home is staged that is no change of the catalog."""
+        self._touched(HOME)
 
     def _touched(self, number: int) -> Partition:
         partition = self._partitions[number]
@@ -251,3 +260,12 @@ def _lacks(store: Store, key: bytes, document: Document) -> bool:
 
 def _is_subscription(document: Document) -> bool:
     return bool(document["kind"] == SubscriptionDescription.kind)
+
+
+def warn_of_other_store(partition: int) -> None:
+    """The home has known another one. It says so in its log, and the partition's worker in its own."""
+    log.warning(
+        "the partition has another store than before: one from a backup, or a new, empty one. What it had accepted "
+        "since the backup, or at all, is not there",
+        partition=partition,
+    )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
-from broker.cluster.sockets import end_when_silent
+from broker.cluster.sockets import SILENCE_MS, end_when_silent
 from broker.settings.addresses import Address, parse_address
 
 CONNECT_MS = 5000  # a connection that takes longer has failed
@@ -68,7 +68,14 @@ class TcpDialler:
 
     is_cluster = True
 
-    def __init__(self, addresses: Sequence[str], tls: ssl.SSLContext | None, poll: select.epoll) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        tls: ssl.SSLContext | None,
+        poll: select.epoll,
+        silence_ms: int = SILENCE_MS,
+    ) -> None:
+        self._silence_ms = silence_ms
         self._addresses = [parse_address(each) for each in addresses]
         self._tls = tls
         self._poll = poll
@@ -105,7 +112,7 @@ class TcpDialler:
         connection = socket.socket(family, kind, protocol)
         try:
             connection.setblocking(False)
-            end_when_silent(connection)
+            end_when_silent(connection, self._silence_ms)
             code = connection.connect_ex(target)
             if code not in (0, errno.EINPROGRESS):
                 raise OSError(code, os.strerror(code))

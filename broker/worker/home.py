@@ -31,10 +31,10 @@ from broker.namespace.entities import SubscriptionDescription
 from broker.namespace.rule_descriptions import DEFAULT_RULE
 from broker.partition.partition import Partition
 from broker.wire import Answer, Ask, Changed, Deleted, Keep, Rules
-from broker.worker.copies import Copies
+from broker.worker.copies import Copies, warn_of_other_store
 from broker.worker.moves import Move, Moves
 from broker.worker.unused import UnusedEntities
-from storage.records import entity_key
+from storage.records import KNOWN_STORES_KEY, decode_document, encode_document, entity_key
 from storage.store import Store, Table
 
 # A worker that has not followed for this time hangs. The changes that it has not followed wait until it is replaced;
@@ -102,6 +102,23 @@ class Home(Generic[C]):
             self._gateways.add(caller)
         known = [each for each in entity_ids if self._partition.knows(each)]
         return wire.rules(catalog_version(self._store), [[each, self._partition.rules(each)] for each in known])
+
+    def recognize(self, ids: Iterable[Sequence[Any]]) -> list[int]:
+        """Remember which stores partitions have: [partition, store id]. Returns those that had another one before.
+
+        What these had accepted is not there: their store was restored from a backup, or is new on an empty volume.
+        """
+        value = self._store.get(Table.META, KNOWN_STORES_KEY)
+        known: dict[int, bytes] = {} if value is None else dict(decode_document(value))
+        now = known | {int(partition): bytes(store_id) for partition, store_id in ids}
+        if now == known:
+            return []
+        self._store.put(Table.META, KNOWN_STORES_KEY, encode_document(sorted(now.items())))
+        self._copies.touch_home()
+        replaced = [partition for partition, store_id in known.items() if now[partition] != store_id]
+        for partition in replaced:
+            warn_of_other_store(partition)
+        return replaced
 
     def followed(self, caller: C, version: int, now_ms: int) -> None:
         for change in self._told if caller in self._gateways else self._under_way:

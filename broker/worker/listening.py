@@ -4,7 +4,7 @@ import socket
 import ssl
 from typing import Protocol
 
-from broker.cluster.sockets import end_when_silent
+from broker.cluster.sockets import SILENCE_MS, end_when_silent
 from broker.settings.addresses import parse_address
 from broker.unix_socket import listen_at
 
@@ -36,7 +36,8 @@ class UnixListener:
 class TcpListener:
     """Raises OSError if the address cannot be used."""
 
-    def __init__(self, address: str, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, address: str, tls: ssl.SSLContext | None, silence_ms: int = SILENCE_MS) -> None:
+        self._silence_ms = silence_ms
         host, port = parse_address(address)
         self._tls = tls
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -51,7 +52,7 @@ class TcpListener:
     def accept(self) -> socket.socket:
         connection, _ = self._socket.accept()
         connection.setblocking(False)
-        end_when_silent(connection)
+        end_when_silent(connection, self._silence_ms)
         if self._tls is None:
             return connection
         return self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)

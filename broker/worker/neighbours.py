@@ -20,6 +20,7 @@ from broker.settings.config import ConfigurationError
 from broker.wire import (
     Answer,
     Ask,
+    Beat,
     Catalog,
     Changed,
     Deleted,
@@ -29,11 +30,13 @@ from broker.wire import (
     Hello,
     Keep,
     Remove,
+    Replaced,
     Rules,
     Unused,
 )
-from broker.worker.copies import Copies
+from broker.worker.copies import Copies, warn_of_other_store
 from broker.worker.dialling import Dialler
+from broker.worker.heartbeats import Heartbeats
 from broker.worker.peer import Peer
 from storage.records import NEVER, encode_document, entity_key
 
@@ -50,6 +53,7 @@ Replies = tuple[Peer, list[Followed | Answer]]  # to the home, by the connection
 class Neighbours:
     """`partitions` are this worker's. `touch` is called with each of them that must commit because of an answer.
     `copies` follow the home's messages about the catalog. `identity` is that of this worker: see `wire.Hello`.
+    `heartbeats` are those to other machines, if there are any.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class Neighbours:
         poll: select.epoll,
         touch: Callable[[Partition], None],
         copies: Copies,
+        heartbeats: Heartbeats | None = None,
     ) -> None:
         self.inbox: list[Forward | Forwarded | Remove | Unused] = []  # for partitions of this worker, for the next turn
         self._dialler = dialler
@@ -72,6 +77,7 @@ class Neighbours:
         self._workers: dict[int, int] = {}  # file descriptor of a link -> worker
         self._unreachable: set[int] = set()  # workers, so that it is logged once
         self._copies = copies
+        self._heartbeats = heartbeats
         self._catalog: Catalog | None = None  # the home's, until the rules come that it lacks
         self._replies: list[Followed | Answer] = []  # to the home, which are to leave after the commit
         self._where: dict[int, int] = {}  # partition -> its worker, as far as that is known
@@ -133,6 +139,11 @@ class Neighbours:
             match message:
                 case Forwarded():
                     self.answered(message, now_ms)
+                case Replaced(_, replaced):
+                    for partition in replaced:
+                        warn_of_other_store(partition)
+                case Beat():
+                    link.on_beat()
                 case Ask(_, entity_id, number):
                     agrees = self._copies.agree(entity_id, now_ms)
                     self._replies.append(wire.answer(entity_id, number, agrees))
@@ -154,7 +165,7 @@ class Neighbours:
                 log.info("catalog received", version=message.version)
                 self._catalog = message
                 lacking = self._copies.lacking(message.version, _stored(message))
-                home.answers.append(wire.join(self._copies.in_service(), lacking))
+                home.answers += [wire.stores(self._copies.store_ids()), wire.join(self._copies.in_service(), lacking)]
                 self._write(self._where[HOME], home, now_ms)
                 return True
             case Rules():
@@ -213,6 +224,12 @@ class Neighbours:
                 self._drop(worker, now_ms, CLAIM_MS)
                 return False
             self._where |= dict.fromkeys(hello.partitions, worker)
+            if self._heartbeats is not None and hello.version >= wire.VERSION_WITH_BEATS:
+                link = self._links[worker]
+                link.be_watched(self._heartbeats.patience)
+                self._heartbeats.add(link)
+                link.answers.append(wire.beat())
+                self._write(worker, link, now_ms)
         if worker in self._unreachable:
             self._unreachable.discard(worker)
             log.info("connected to worker again", worker=name)
@@ -284,7 +301,9 @@ class Neighbours:
         link = self._links.pop(worker)
         del self._workers[link.socket.fileno()]
         self._poll.unregister(link.socket)
-        link.socket.close()
+        if self._heartbeats is not None:
+            self._heartbeats.discard(link)
+        link.close()
         if link.problem:
             self._note_unreachable(worker, link.problem)
         else:
@@ -295,6 +314,21 @@ class Neighbours:
             self._catalog = None
             self._replies.clear()
         self._lost(self._there(worker), now_ms)
+
+    def look_for_silence(self, now_ms: int) -> None:
+        """Each second: drop the links to workers that have been silent for too long."""
+        for worker, link in [*self._links.items()]:
+            if link.is_silent():
+                link.problem = "it does not give a sign of life"
+                self._drop(worker, now_ms)
+            elif link.has_begun_beat:
+                self._write(worker, link, now_ms)
+
+    def drop_watched(self, now_ms: int) -> None:
+        """Drop the links to workers that watch this one: it has been silent for too long."""
+        for worker, link in [*self._links.items()]:
+            if link.silence is not None:
+                self._drop(worker, now_ms)
 
     def _there(self, worker: int) -> list[int]:
         """The partitions that this worker has, as far as that is known."""

@@ -1,7 +1,7 @@
 """A partition that is out of service because its store killed the worker. The worker's other partitions are served."""
 
-from collections.abc import Hashable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Hashable
+from typing import NoReturn
 
 from broker.errors import PartitionParked
 from broker.partition.partition import Partition
@@ -25,9 +25,6 @@ class ParkedPartition(Partition):
     def discharge(self, transaction: Hashable, commit: bool, now_ms: int) -> None:
         if commit:
             self._begin(0, now_ms)
-
-    def restore(self, queue_id: int, entries: Sequence[Any], now_ms: int) -> None:
-        """Does nothing: the messages cannot be stored."""
 
     def look_at_room(self) -> None:
         """Does nothing: the store in memory is as large as it likes."""

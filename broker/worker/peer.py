@@ -7,12 +7,14 @@ import select
 import socket
 import ssl
 import struct
+import threading
 from collections import deque
 from itertools import islice
 
 import msgpack
 
 from broker import wire
+from broker.cluster.silence import Patience, Silence, let_beats_decide
 from broker.unix_socket import SEND_BUFFER_BYTES
 from broker.wire import DeliverRun, Message
 
@@ -25,10 +27,15 @@ OUTPUT_HIGH_BYTES = 64 << 20
 COPIED_BYTES = 16 << 10  # up to this, a copy of a frame costs less than what avoids it
 _frame_head = struct.Struct(">I").pack
 _frame_length = struct.Struct(">I").unpack_from
+_BEATS: bytes = msgpack.packb([wire.beat()])
+_BEAT_FRAME = _frame_head(len(_BEATS)) + _BEATS
 
 
 class Peer:
-    """`answers` are the messages for the next frame. The socket is made non-blocking."""
+    """`answers` are the messages for the next frame. The socket is made non-blocking.
+
+    All is for the worker's own thread, but for `beat`.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -46,6 +53,10 @@ class Peer:
         self._output_bytes = 0
         self._packer = msgpack.Packer(autoreset=False)
         self.awaited = select.EPOLLIN
+        self.silence: Silence | None = None  # of a peer that beats
+        self._is_heard = False  # since the last `is_silent`
+        self._lock = threading.Lock()  # held while the socket is written, closed, or read by way of TLS
+        self._begun_beat = b""  # the rest of a beat that the socket did not take whole
 
     def read(self) -> list[Message] | None:
         """Whole messages that have arrived; None when the other side is gone."""
@@ -66,6 +77,7 @@ class Peer:
                 return None
             if not data:
                 return None
+            self._is_heard = True
             length = len(data)
             taken += length
             if not self._input and length >= 4 and _frame_length(data)[0] == length - 4:  # the usual case: one, whole
@@ -113,7 +125,8 @@ class Peer:
         came = bytearray()
         while len(came) < TURN_BYTES or connection.pending():
             try:
-                data = connection.recv(READ_BYTES)
+                with self._lock:
+                    data = connection.recv(READ_BYTES)
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 break  # a handshake is far smaller than the socket's buffer, so it never waits to write
             except OSError as error:
@@ -121,6 +134,7 @@ class Peer:
                 return None
             if not data:
                 return None
+            self._is_heard = True
             came += data
         return came
 
@@ -162,8 +176,18 @@ class Peer:
 
     def write(self) -> bool:
         """Write what the socket takes; False when the other side is gone."""
-        output = self.output
         self.waits_to_read = False
+        if not self.output and not self._begun_beat:
+            return True
+        with self._lock:
+            return self._write()
+
+    def _write(self) -> bool:
+        output = self.output
+        if self._begun_beat:
+            output.appendleft(self._begun_beat)
+            self._output_bytes += len(self._begun_beat)
+            self._begun_beat = b""
         while output:
             try:
                 if len(output) == 1 or self._tls is not None:
@@ -179,7 +203,9 @@ class Peer:
                 self.problem = error.strerror or str(error)
                 return False
             self._output_bytes -= sent
-            self.is_behind = self._output_bytes > OUTPUT_HIGH_BYTES
+            if self.is_behind:
+                self._is_heard = True  # it is not read, but it reads
+                self.is_behind = self._output_bytes > OUTPUT_HIGH_BYTES
             while sent:
                 first = output[0]
                 if sent >= len(first):
@@ -189,6 +215,10 @@ class Peer:
                     output[0] = memoryview(first)[sent:]
                     sent = 0
         return True
+
+    def close(self) -> None:
+        with self._lock:
+            self.socket.close()
 
     @property
     def waits_to_write(self) -> bool:
@@ -200,3 +230,42 @@ class Peer:
         if events != self.awaited:
             self.awaited = events
             poll.modify(self.socket, events)
+
+    # -- signs of life, between machines
+
+    def be_watched(self, patience: Patience) -> None:
+        """From now on the peer is beaten to, and `is_silent` tells if it is gone."""
+        self.silence = Silence(patience)
+        self._patience = patience
+
+    def on_beat(self) -> None:
+        """The peer has beaten."""
+        if self.silence is not None and not self.silence.beats:
+            self.silence.beats = True
+            let_beats_decide(self.socket, self._patience)
+
+    def is_silent(self) -> bool:
+        """To be asked each `BEAT_SECONDS`. True: the peer has been silent for so long that it is gone."""
+        is_heard, self._is_heard = self._is_heard, False
+        return self.silence is not None and self.silence.look(is_heard)
+
+    @property
+    def has_begun_beat(self) -> bool:
+        """`write` has to end it."""
+        return bool(self._begun_beat)
+
+    def beat(self) -> None:
+        """Write a sign of life, unless output waits already: then the peer does not read, or hears that.
+
+        This is for another thread than all else.
+        """
+        with self._lock:
+            if self.output or self._begun_beat:
+                return
+            try:
+                sent = self.socket.send(_BEAT_FRAME)
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                sent = 0  # TLS has it, and wants to be asked for the same again
+            except OSError:  # it takes nothing now, or is closed, which `read` and `write` find out
+                return
+            self._begun_beat = _BEAT_FRAME[sent:]

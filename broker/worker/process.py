@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from broker.catalog.catalog import home_partition
 from broker.catalog.changing import Limits
-from broker.child import DAMAGED_STORE, Instructions, Pulse, announce_ready, fail, read_instructions
+from broker.child import DAMAGED_STORE, NO_ROOM, PERMANENT_FAULT, Instructions, announce_ready, fail, read_instructions
+from broker.cluster.silence import Patience
 from broker.cluster.tls import client_context, server_context
 from broker.idle_polling import IdlePolling
 from broker.logging import configure_logging, get_logger
@@ -23,16 +24,19 @@ from broker.starting import Phase, Starting, phase_file
 from broker.touched_partition import TouchedPartition, touched_file
 from broker.worker.clock import Clock
 from broker.worker.dialling import Dialler, TcpDialler, UnixDialler
+from broker.worker.heartbeats import Heartbeats
 from broker.worker.listening import TcpListener, UnixListener, WorkerListener
 from broker.worker.parked import ParkedPartition
 from broker.worker.worker import Worker
 from storage.data_dir import JOURNAL, partition_path
+from storage.durable import is_full
+from storage.liveness import Signs
 from storage.lmdb_store import LmdbStore
 from storage.log.commit_log import CommitLog, LogLimits
 from storage.log.follower import Follower
 from storage.log.recovery import keep_log, log_directory
 from storage.records import MESSAGE_HEADER_BYTES
-from storage.store import Store, StoreDamaged, StoreError
+from storage.store import Store, StoreDamaged, StoreError, StoreFull
 
 log = get_logger("worker")
 
@@ -45,7 +49,7 @@ class Opened(NamedTuple):
     turns: CommitLog
 
 
-def main() -> int:
+def main(pulse: Signs) -> int:
     """The process of a worker of its own; returns its exit status."""
 
     instructions = read_instructions()
@@ -54,7 +58,7 @@ def main() -> int:
         announce_ready()
         make_turns(worker, IdlePolling(instructions.settings.poll_seconds))
 
-    return run(instructions, serve)
+    return run(instructions, serve, pulse)
 
 
 def make_turns(worker: Worker, polling: IdlePolling) -> None:
@@ -95,10 +99,11 @@ def events_of(worker: Worker, polling: IdlePolling) -> list[tuple[int, int]]:
     return events
 
 
-def run(instructions: Instructions, serve: Callable[[Worker], None]) -> int:
+def run(instructions: Instructions, serve: Callable[[Worker], None], pulse: Signs) -> int:
     """Open the worker's stores, let `serve` make its turns, and close them; returns the process's exit status.
 
-    `serve` raises StoreError as the turns do, and ConfigurationError if it cannot serve as things are.
+    `pulse` tells the supervisor of progress and of turns. `serve` raises StoreError as the turns do, and
+    ConfigurationError if it cannot serve as things are.
     """
     settings, number = instructions.settings, instructions.worker
     assert number is not None
@@ -107,14 +112,17 @@ def run(instructions: Instructions, serve: Callable[[Worker], None]) -> int:
     clock = Clock(int(time.time() * 1000), int(time.monotonic() * 1000))
     try:
         touching = TouchedPartition(Path(touched_file(number)))
-        partitions, stores, turns = _open(instructions, number, touching, starting, clock.now_ms)
+        partitions, stores, turns = _open(instructions, number, touching, starting, clock.now_ms, pulse)
         listener, dialler = _network(instructions, number)
     except StoreDamaged as error:
         return _damaged(number, error)
+    except StoreFull as error:
+        fail(str(error), NO_ROOM)
     except (StoreError, ConfigurationError) as error:
         fail(str(error))
     except OSError as error:
-        fail(f"{settings.data_dir}: cannot be written: {error}")
+        fail(f"{settings.data_dir}: cannot be written: {error}", NO_ROOM if is_full(error) else PERMANENT_FAULT)
+    heartbeats = Heartbeats(Patience.of(settings)) if settings.cluster.workers else None
     worker = Worker(
         number,
         instructions.restarts,
@@ -126,10 +134,13 @@ def run(instructions: Instructions, serve: Callable[[Worker], None]) -> int:
         clock,
         touching,
         turns,
-        Pulse().beat,
+        pulse.beat,
         Limits(settings.partitioning, settings.delivery.max_lock_duration_ms),
+        heartbeats,
     )
     turns.checkpointer.start()
+    if heartbeats is not None:
+        heartbeats.begin()
     starting.done()
     try:
         serve(worker)
@@ -138,7 +149,7 @@ def run(instructions: Instructions, serve: Callable[[Worker], None]) -> int:
         return _damaged(number, error)
     except StoreError as error:
         log.error("store failed; the process ends, to be restarted from its stores", worker=number, error=str(error))
-        return 1
+        return NO_ROOM if isinstance(error, StoreFull) else 1
     except ConfigurationError as error:
         fail(str(error))
     except Exception as error:
@@ -153,7 +164,12 @@ def _damaged(number: int, error: StoreDamaged) -> int:
 
 
 def _open(
-    instructions: Instructions, number: int, touching: TouchedPartition, starting: Starting, now_ms: int
+    instructions: Instructions,
+    number: int,
+    touching: TouchedPartition,
+    starting: Starting,
+    now_ms: int,
+    pulse: Signs,
 ) -> Opened:
     """Raises StoreError; `touching` says on which partition."""
     settings = instructions.settings
@@ -174,23 +190,25 @@ def _open(
                 map_size_bytes=settings.store.map_size_bytes,
                 create=False,
                 attached=True,
+                signs=pulse,
             )
     starting.enter(Phase.REPLAYING)
-    turns = _replay(instructions, number, tables, touching)
+    turns = _replay(instructions, number, tables, touching, pulse)
     stores.update(turns.stores)
     starting.enter(Phase.LOADING)
     known_terms: dict[bytes, Terms] = {}
-    for partition in tables:
+    for partition, store in tables.items():
         touching.set(partition)
-        partitions[partition] = Partition(
-            partition,
-            stores[partition],
-            now_ms=now_ms,
-            incarnation=os.urandom(6),
-            settings=partition_settings,
-            home=lambda name: home_partition(name, settings.partitions),
-            known_terms=known_terms,
-        )
+        with store.giving_signs():
+            partitions[partition] = Partition(
+                partition,
+                stores[partition],
+                now_ms=now_ms,
+                incarnation=os.urandom(6),
+                settings=partition_settings,
+                home=lambda name: home_partition(name, settings.partitions),
+                known_terms=known_terms,
+            )
     return Opened(partitions, stores, turns)
 
 
@@ -202,13 +220,13 @@ def _network(instructions: Instructions, number: int) -> tuple[WorkerListener, C
     assert cluster.listen is not None
     tls = client_context(cluster)
     try:
-        listener = TcpListener(cluster.listen, server_context(cluster))
+        listener = TcpListener(cluster.listen, server_context(cluster), cluster.heartbeat_timeout_ms)
     except OSError as error:
         raise ConfigurationError(
             f"cannot listen on {cluster.listen} for gateways and workers: {error.strerror or error}. "
             "Free the port, or set cluster.listen (--listen) to another"
         ) from error
-    return listener, lambda poll: TcpDialler(cluster.workers, tls, poll)
+    return listener, lambda poll: TcpDialler(cluster.workers, tls, poll, cluster.heartbeat_timeout_ms)
 
 
 def _follower(settings: Settings, number: int) -> Follower | None:
@@ -220,14 +238,14 @@ def _follower(settings: Settings, number: int) -> Follower | None:
 
 
 def _replay(
-    instructions: Instructions, number: int, tables: dict[int, LmdbStore], touching: TouchedPartition
+    instructions: Instructions, number: int, tables: dict[int, LmdbStore], touching: TouchedPartition, pulse: Signs
 ) -> CommitLog:
     """Open the worker's log, which brings the tables up to date. Raises StoreError."""
     settings = instructions.settings
     directory = log_directory(settings.data_dir, number)
     if directory.exists():
         for partition in instructions.parked:
-            keep_log(directory, number, partition, partition_path(settings.data_dir, partition))
+            keep_log(directory, number, partition, partition_path(settings.data_dir, partition), pulse)
     began = time.monotonic()
     turns = CommitLog(
         directory,
@@ -238,10 +256,16 @@ def _replay(
         largest_record_bytes=settings.amqp.max_message_size_bytes + MESSAGE_HEADER_BYTES,
         works_on=touching.set,
         follower=_follower(settings, number),
+        signs=pulse,
+        stall_seconds=settings.worker_stall_timeout_ms / 1000,
+        on_stall=lambda seconds: log.error(
+            "the checkpointer stalled; killing it", worker=number, seconds=round(seconds)
+        ),
     )
     if turns.torn:
-        log.info("the log ends with a turn that was not written to its end", worker=number, found=turns.torn)
+        log.warning("the log ends with a turn that is torn or damaged", worker=number, found=turns.torn)
     if turns.put_aside:
         log.warning("a damaged log, which no partition needs, was put aside", worker=number, log=turns.put_aside)
-    log.info("log replayed", worker=number, turn=turns.lsn, seconds=round(time.monotonic() - began, 3))
+    seconds = round(time.monotonic() - began, 3)
+    log.info("log replayed", worker=number, turn=turns.lsn, seconds=seconds, without_room=[*turns.behind])
     return turns

@@ -31,6 +31,8 @@ from broker.partition.requests import Underway
 from broker.touched_partition import TouchedPartition
 from broker.wire import (
     Answer,
+    Await,
+    Beat,
     Catalog,
     Changed,
     CloseReceiver,
@@ -42,9 +44,11 @@ from broker.wire import (
     Forwarded,
     ForWorker,
     Join,
+    Mark,
     Message,
     Op,
     OpenReceiver,
+    OpenSelective,
     Operation,
     Refused,
     Remove,
@@ -56,6 +60,7 @@ from broker.wire import (
     SendRunOperation,
     Sent,
     Settle,
+    Stores,
     TakesRuns,
     Unused,
     Watch,
@@ -65,6 +70,7 @@ from broker.worker.clock import Clock
 from broker.worker.commits import Commits, TurnLog
 from broker.worker.copies import Copies
 from broker.worker.dialling import Dialler
+from broker.worker.heartbeats import Heartbeats
 from broker.worker.home import Home
 from broker.worker.listening import WorkerListener
 from broker.worker.neighbours import Neighbours, Replies
@@ -129,6 +135,8 @@ class Caller(Peer):
         self.receivers: dict[int, Partition] = {}
         self.transactions: dict[bytes, Partition] = {}  # those that have not ended
         self.takes_runs = self.takes_several_runs = False  # it has said so
+        self.mark: Mark | None = None  # of the deliveries that come next
+        self.marks_sender = b""  # of its last mark
 
 
 class Worker:
@@ -148,10 +156,12 @@ class Worker:
         turns: Turns,
         beat: Callable[[], None] = lambda: None,
         limits: Limits = DEFAULT_LIMITS,
+        heartbeats: Heartbeats | None = None,
     ) -> None:
         """`dialler` connects to the other workers, `partition_count` is the number of all partitions.
 
         The partitions were created with the time of `clock`. `beat` is called each second, as long as turns are made.
+        `heartbeats` are those to other machines, if there are any.
         """
         self._number = number
         self._restarts = restarts
@@ -173,6 +183,7 @@ class Worker:
         self._answers: list[Forwarded] = []  # from partitions of this worker to others of this worker
         self._clock = clock
         self._beat = beat
+        self._heartbeats = heartbeats
         self._lost_segments = 0  # of the log, for the journal, as was logged
         self._beat_at = 0.0  # by time.monotonic
         self._shortages = Shortages()
@@ -190,7 +201,14 @@ class Worker:
             self._home = Home(self._copies, partitions, stores, partition_count, limits)
         self._identity = os.urandom(16)
         self._neighbours = Neighbours(
-            dialler(self._poll), self._identity, partitions, partition_count, self._poll, self._touch, self._copies
+            dialler(self._poll),
+            self._identity,
+            partitions,
+            partition_count,
+            self._poll,
+            self._touch,
+            self._copies,
+            heartbeats,
         )
         self._underway: deque[tuple[Caller, int, Partition, Underway]] = deque()  # requests, with their ids
         self._more = False  # a partition could hand out more at once
@@ -201,7 +219,9 @@ class Worker:
             Op.SEND_BATCH: self._send_batch,
             Op.SEND_RUN: self._send_run,
             Op.TAKES_RUNS: self._takes_runs,
+            Op.MARK: self._mark,
             Op.OPEN_RECEIVER: self._open_receiver,
+            Op.OPEN_SELECTIVE: self._open_receiver,
             Op.GRANT: self._grant,
             Op.DRAIN: self._drain,
             Op.CLOSE_RECEIVER: self._close_receiver,
@@ -209,13 +229,16 @@ class Worker:
             Op.REQUEST: self._request,
             Op.RESTORE: self._restore,
             Op.WATCH: self._watch,
+            Op.AWAIT: self._await_more,
             Op.PASS: self._pass,
             Op.FORWARD: self._forward,
             Op.REMOVE: self._remove,
             Op.JOIN: self._join,
+            Op.STORES: self._recognize,
             Op.FOLLOWED: self._followed,
             Op.UNUSED: self._unused,
             Op.ANSWER: self._answered,
+            Op.BEAT: self._hear_beat,
         }
 
     def begin(self) -> None:
@@ -225,6 +248,8 @@ class Worker:
         if HOME in self._partitions:
             if not self._copies.namespace_id():
                 self._copies.adopt(os.urandom(NAMESPACE_ID_BYTES))
+            if self._home is not None:
+                self._home.recognize(self._copies.store_ids())
             self._neighbours.remove(self._copies.align(self._now_ms), self._now_ms)
         self._more = bool(self._touched)
 
@@ -285,6 +310,8 @@ class Worker:
                 self._shortages.note(number, partition.shortage, started)
             if self._home is not None:
                 self._home.look(self._now_ms)
+            if self._heartbeats is not None:
+                self._look_for_silence(self._heartbeats)
         self._read_clock(started)
         unfinished, self._unfinished = self._unfinished, {}
         for descriptor, event in events:
@@ -531,6 +558,32 @@ class Worker:
             interest = 0 if peer.is_behind else _EPOLLIN
             peer.await_events(self._poll, interest | _EPOLLOUT if peer.waits_to_write else interest)
 
+    def _hear_beat(self, peer: Caller, message: Beat) -> None:
+        """From its first one on, a caller on another machine is beaten to."""
+        if self._heartbeats is not None and peer.silence is None:
+            peer.be_watched(self._heartbeats.patience)
+            self._heartbeats.add(peer)
+            peer.answers.append(wire.beat())  # at once: from then on it knows silence when it hears it
+        peer.on_beat()
+
+    def _look_for_silence(self, heartbeats: Heartbeats) -> None:
+        """Each second: drop the callers and links that have been silent for too long, or to which this worker was."""
+        if heartbeats.turned():
+            log.warning("this process stood still, and the others have given it up; connections are made again")
+            for peer in [each for each in self._peers.values() if each.silence is not None]:
+                self._drop(peer)
+            self._neighbours.drop_watched(self._now_ms)
+            return
+        for peer in [*self._peers.values()]:
+            if peer.unread and not peer.is_behind:
+                continue  # it is not read, because it has sent more than there was time for
+            if peer.is_silent():
+                log.warning("a gateway or worker does not give a sign of life; its connection ends")
+                self._drop(peer)
+            elif peer.has_begun_beat:
+                self._write(peer)
+        self._neighbours.look_for_silence(self._now_ms)
+
     def _drop(self, peer: Caller) -> None:
         """A caller is gone. If it is a gateway, the connections of all its receivers are gone with it."""
         descriptor = peer.socket.fileno()
@@ -540,7 +593,9 @@ class Worker:
             log.warning("connection of a gateway or worker failed", reason=peer.problem)
         self._unfinished.pop(descriptor, None)
         self._poll.unregister(descriptor)
-        peer.socket.close()
+        if self._heartbeats is not None:
+            self._heartbeats.discard(peer)
+        peer.close()
         if self._home is not None:
             self._home.leave(peer, self._now_ms)
         for channel, partition in peer.receivers.items():
@@ -561,7 +616,7 @@ class Worker:
         again and ends the process, because memory and disk may disagree.
         """
         if isinstance(error, BrokerError):
-            return error
+            return error.with_traceback(None)  # it refers to who holds the error, so that all of it would live on
         if isinstance(error, StoreError) or partition.has_changed:
             raise error
         self._metrics.internal_errors += 1
@@ -589,6 +644,8 @@ class Worker:
             refusal = self._refusal(partition, error)
             if len(messages) == 1:
                 _answer(peer, wire.refused(channel, 1, type(refusal).__name__, str(refusal)))
+                if peer.mark is not None:
+                    _take_marks(peer, channel, 1)
             else:
                 # The send is all or nothing, but each message is a delivery of its own and gets its own outcome.
                 for each in messages:
@@ -596,6 +653,8 @@ class Worker:
         else:
             if channel:  # commands of channel 0 are not answered
                 peer.answers.append(wire.sent(channel, len(messages)))
+            if peer.mark is not None:
+                self._note_marks(peer, channel, partition, len(messages))
 
     def _send_run(self, peer: Caller, message: SendRun) -> None:
         partition = self._partition(message)
@@ -610,6 +669,18 @@ class Worker:
         else:
             if channel:
                 peer.answers.append(wire.sent(channel, messages))
+            if peer.mark is not None:
+                self._note_marks(peer, channel, partition, messages)
+
+    def _mark(self, peer: Caller, message: Mark) -> None:
+        peer.mark = message
+        peer.marks_sender = message.sender
+
+    def _note_marks(self, peer: Caller, channel: int, partition: Partition, deliveries: int) -> None:
+        """Deliveries of this channel are stored; if they have marks, note it."""
+        mark = _take_marks(peer, channel, deliveries)
+        if mark is not None:
+            partition.note_stored(mark.sender, mark.first, deliveries, mark.below, self._now_ms)
 
     def _takes_runs(self, peer: Caller, message: TakesRuns) -> None:
         peer.takes_runs = True
@@ -625,14 +696,18 @@ class Worker:
         except Exception as error:
             refusal = self._refusal(partition, error)
             _answer(peer, wire.refused(channel, 1, type(refusal).__name__, str(refusal)))
+            if peer.mark is not None:
+                _take_marks(peer, channel, 1)
         else:
             _answer(peer, wire.sent(channel, 1))
+            if peer.mark is not None:
+                self._note_marks(peer, channel, partition, 1)
 
-    def _open_receiver(self, peer: Caller, message: OpenReceiver) -> None:
+    def _open_receiver(self, peer: Caller, message: OpenReceiver | OpenSelective) -> None:
         partition = self._partition(message)
-        _, _, channel, queue, receive_and_delete, session = message
+        _, _, channel, queue, receive_and_delete, session, *selector = message
         try:
-            partition.open_receiver((peer, channel), queue, receive_and_delete, self._now_ms, session)
+            partition.open_receiver((peer, channel), queue, receive_and_delete, self._now_ms, session, *selector)
         except Exception as error:
             refusal = self._refusal(partition, error)
             peer.answers.append(wire.closed(channel, type(refusal).__name__, str(refusal)))
@@ -658,6 +733,18 @@ class Worker:
     def _pass(self, peer: Caller, message: Watch) -> None:
         if message.channel in peer.receivers:
             self._partition(message).passes((peer, message.channel))
+
+    def _await_more(self, peer: Caller, message: Await) -> None:
+        partition = self._partition(message)
+        _, _, channel, queue, number = message
+        try:
+            partition.await_more((peer, channel), queue, number, self._now_ms)
+        except Exception as error:
+            refusal = self._refusal(partition, error)
+            peer.receivers.pop(channel, None)
+            peer.answers.append(wire.closed(channel, type(refusal).__name__, str(refusal)))
+        else:
+            peer.receivers[channel] = partition
 
     def _close_receiver(self, peer: Caller, message: CloseReceiver) -> None:
         _, _, channel, broken, unsent_from = message
@@ -707,6 +794,9 @@ class Worker:
             elif name == "change-catalog":
                 self._change_catalog(peer, number, arguments)
                 return
+            elif name == "stored":
+                self._drop_earlier(peer, arguments)
+                result = partition.request(name, queue, arguments, self._now_ms)
             elif name in _OF_TRANSACTIONS:
                 result = self._in_transaction(peer, partition, name, queue, arguments)
             else:
@@ -720,6 +810,14 @@ class Worker:
             peer.answers.append(wire.failed(number, type(refusal).__name__, str(refusal)))
         else:
             peer.answers.append(wire.reply(number, result))
+
+    def _drop_earlier(self, peer: Caller, arguments: list[Any]) -> None:
+        """A gateway asks what is stored because it has lost its connection. What still waits there must not be stored
+        after the answer, which the gateway follows.
+        """
+        for other in [*self._peers.values()]:
+            if other is not peer and other.marks_sender and arguments == [other.marks_sender]:
+                self._drop(other)
 
     def _go_on(self) -> None:
         """Continue the requests that are under way, as far as the turn of each partition allows."""
@@ -767,8 +865,19 @@ class Worker:
         return partition.request_in(key, begins, name, queue, arguments, self._now_ms, owner)
 
     def _restore(self, peer: Caller, message: Restore) -> None:
-        _, _, queue, entries = message
-        self._partition(message).restore(queue, entries, self._now_ms)
+        said: tuple[Any, ...] = message
+        _, _, queue, entries, *request = said  # before version 6 there was no more
+        number, *mark = request or (0,)
+        partition = self._partition(message)
+        try:
+            partition.restore(queue, entries, self._now_ms, Mark(*mark) if mark else None)
+        except Exception as error:
+            refusal = self._refusal(partition, error)
+            answer: Message = wire.failed(number, type(refusal).__name__, str(refusal))
+        else:
+            answer = wire.reply(number, None)
+        if number:
+            peer.answers.append(answer)
 
     # -- forwarded messages
 
@@ -814,6 +923,10 @@ class Worker:
         if self._home is not None:
             peer.answers.append(self._home.join(peer, message.partitions, message.entity_ids, self._now_ms))
 
+    def _recognize(self, peer: Caller, message: Stores) -> None:
+        if self._home is not None and (replaced := self._home.recognize(message.ids)):
+            peer.answers.append(wire.replaced(replaced))
+
     def _followed(self, peer: Caller, message: Followed) -> None:
         if self._home is not None:
             self._home.followed(peer, message.version, self._now_ms)
@@ -855,6 +968,17 @@ class Worker:
         for done in home.take_done():
             if done.caller is not None:
                 done.caller.answers.append(wire.reply(done.number, done.result))
+
+
+def _take_marks(peer: Caller, channel: int, deliveries: int) -> Mark | None:
+    """The mark of so many deliveries of the channel, which have an outcome now; None if they have none."""
+    mark = peer.mark
+    if mark is None or mark.channel != channel:
+        peer.mark = None  # the command that it was for did not come
+        return None
+    left = mark.deliveries - deliveries
+    peer.mark = mark._replace(first=mark.first + deliveries, deliveries=left) if left else None
+    return mark
 
 
 def _answer(peer: Caller, answer: Sent | Refused) -> None:

@@ -15,7 +15,7 @@ from pyspark_peeklock.parts import Captured, OffsetRange
 from storage.capture.errors import CaptureError, InvalidPlace, MissingFile, NotCaptured
 from storage.capture.reading import Captured as Manifest
 from storage.capture.reading import captured
-from storage.journal.entities import of_entities, pattern_of
+from storage.journal.entities import Wanted
 
 
 class Capture:
@@ -57,12 +57,12 @@ class Capture:
 
         Raises CaptureChanged, CaptureFailed.
         """
-        pattern = None if entity is None else pattern_of(entity)
+        of = None if entity is None else Wanted(entity)
         at, missing = wanted.first, ""
         while at < wanted.end:
             try:
                 for batch in self._manifest.batches(wanted.partition, wanted.epoch, at, wanted.end, records=records):
-                    yield batch if pattern is None else of_entities(batch, pattern)
+                    yield batch if of is None else of.rows_of(batch)
                     at = pc.max(batch.column("journalOffset")).as_py() + 1
             except NotCaptured as error:
                 raise CaptureChanged(at, str(self._failed(error))) from error

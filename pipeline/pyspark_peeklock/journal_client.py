@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from protocol.client.connection_string import SharedAccessKey, SharedAccessSignature
+from protocol.client.sockets import end_when_silent
 from protocol.nodes import sas_tokens
 from pyspark_peeklock.errors import (
     AnotherEpoch,
@@ -198,6 +199,9 @@ class JournalClient:
         if self._connection is None:
             self._connection, self._headers = self._endpoint.connect()
             self._until = time.monotonic() + TOKEN_SECONDS / 2
+        if self._connection.sock is None:
+            self._connection.connect()
+            end_when_silent(self._connection.sock)
         method = "GET" if told is None else "PUT"
         self._connection.request(method, path, body=told, headers=self._headers)
         answer = self._connection.getresponse()

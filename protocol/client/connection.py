@@ -45,6 +45,7 @@ from protocol.client.requests import (
     queue_counts,
 )
 from protocol.client.session_receiver import SessionReceiver
+from protocol.client.sockets import end_when_silent
 from protocol.client.transactions import Coordinator
 from protocol.codec import Symbol, UInt
 from protocol.engine.deliveries import Delivery
@@ -88,7 +89,8 @@ async def connect(
             await asyncio.get_running_loop().create_connection(
                 lambda: connection, host, port, ssl=tls, server_hostname=hostname if tls else None
             )
-            await connection.opened
+            if not await connection.opened:
+                connection._check()
     except TimeoutError:
         connection.abort()
         raise ConnectionLost("", f"cannot connect to {host} port {port} within {timeout_s} s") from None
@@ -140,7 +142,8 @@ class Connection(asyncio.Protocol):
     ) -> None:
         self.hostname = hostname
         self.timeout_s = timeout_s
-        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # False if it ended before. Not the error: the call that raises it has the connection, which would keep it.
+        self.opened: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._is_write_paused = False
         self._unwritten_bytes = 0  # bytes of messages in the engine
         self._container_id = container_id
@@ -243,6 +246,7 @@ class Connection(asyncio.Protocol):
                 reply_to = self._next_name()
                 await self._attach(responses, source=node, target=reply_to, receive_and_delete=True)
                 sender = await self._attach_sender(node, reply_to, MAX_REQUESTS)
+                self._check()
                 requests = self._requests[node] = Requests(sender, responses, reply_to)
             return requests
 
@@ -321,7 +325,8 @@ class Connection(asyncio.Protocol):
         self.flush_soon()
         try:
             async with asyncio.timeout(wait_s + self.timeout_s):
-                await end.attached
+                if not await end.attached:
+                    end.check()
         except TimeoutError:
             raise TimeoutError(f"no answer to the attach of a link to {end.address}") from None
         finally:
@@ -386,10 +391,7 @@ class Connection(asyncio.Protocol):
         transport = cast(asyncio.Transport, transport)  # uvloop's has all methods, but not the base class
         self._transport = transport
         transport.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
-        connection = transport.get_extra_info("socket")
-        if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
-            # Turns of the loop gather output already; Nagle's algorithm would only delay it.
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        end_when_silent(transport.get_extra_info("socket"))
         assert self._sasl is not None
         transport.write(self._sasl.start())
 
@@ -415,21 +417,24 @@ class Connection(asyncio.Protocol):
         self._transport = None
         if self._timer is not None:
             self._timer.cancel()
+        # Nothing of the connection refers to it any more, so its memory is free at once, as the engine's is.
         if self._claims is not None:
             self._claims.stop()
+            self._claims = None
+        self._requests.clear()
         if self._failure is None:
             reason = error.strerror if isinstance(error, OSError) else None
             self._failure = ConnectionLost("", reason or str(error or "the peer has closed the connection"))
         failure = self._failure
         if not self.opened.done():
-            self.opened.set_exception(failure.again())
+            self.opened.set_result(False)
         if self._sasl is None:
-            links = list(self.engine.links.values())
+            ends = [(link, link.context) for link in self.engine.links.values()]
             self.engine.free()
-            for link in links:
+            for link, end in ends:
                 link.closed = True
-                if isinstance(link.context, LinkEnd):
-                    link.context.on_detached(failure)
+                if isinstance(end, LinkEnd):
+                    end.on_detached(failure)
         self._lost.set()
 
     def pause_writing(self) -> None:
@@ -474,7 +479,16 @@ class Connection(asyncio.Protocol):
         if self._sasl is None:
             self.engine.close(error.condition, error.description)
             self.flush()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Close the socket when all is written, or when the peer has not read it for a while."""
+        if self._transport is None or self._transport.is_closing():
+            return
         self._transport.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(CLOSE_SECONDS, self.abort)
 
     # -- output
 
@@ -510,7 +524,7 @@ class Connection(asyncio.Protocol):
             if self._failure is None:
                 condition, description = self.engine.fault()
                 self._failure = ConnectionLost(condition, description or "the connection was closed")
-            transport.close()
+            self._hang_up()
 
     def _tick(self) -> None:
         """Send heartbeats, and check the peer's silence."""
@@ -518,14 +532,14 @@ class Connection(asyncio.Protocol):
         now_ms = int(loop.time() * 1000)
         deadline_ms = self.engine.tick(now_ms)
         self.flush()
-        if deadline_ms and self._transport is not None:
+        if deadline_ms and self._transport is not None and not self._transport.is_closing():
             self._timer = loop.call_later(max(0, deadline_ms - now_ms) / 1000, self._tick)
 
     # -- protocol.engine.engine.Handler
 
     def on_open(self, container_id: str, hostname: str) -> None:
         if not self.opened.done():
-            self.opened.set_result(None)
+            self.opened.set_result(True)
         self._timer = asyncio.get_running_loop().call_soon(self._tick)  # not here, inside the engine
 
     def on_session(self, session: Session) -> None: ...

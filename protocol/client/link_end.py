@@ -37,7 +37,8 @@ class LinkEnd:
         self.connection = connection
         self.address = address
         self.error: ClientError | None = None  # the reason why the link ended
-        self.attached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # False if it ended before. Not the error: the call that raises it has the link, so they would keep each other.
+        self.attached: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.detached = asyncio.Event()
 
     @property
@@ -69,7 +70,7 @@ class LinkEnd:
 
     def on_attached(self) -> None:
         if not self.attached.done():
-            self.attached.set_result(None)
+            self.attached.set_result(True)
 
     def on_detached(self, error: ClientError) -> None:
         """The link and all its deliveries are gone."""
@@ -82,7 +83,7 @@ class LinkEnd:
             return
         self.error = error
         if not self.attached.done():
-            self.attached.set_exception(error.again())
+            self.attached.set_result(False)
         self.wake(error)
 
     def wake(self, error: ClientError) -> None:

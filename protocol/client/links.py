@@ -81,7 +81,10 @@ class Sender(LinkEnd):
             return self._transmit(message, transaction, is_batch)
         handed: asyncio.Future[asyncio.Future[None]] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(message, transaction, is_batch, handed, None))
-        return await handed
+        try:
+            return await handed
+        finally:
+            del handed  # its error has this call, which must not have it
 
     def enqueue(self, message: bytes, *, is_batch: bool = False) -> "asyncio.Future[None]":
         """Send as soon as there is room; the future gets the outcome.
@@ -107,6 +110,10 @@ class Sender(LinkEnd):
         failure: BaseException | None = None
         pending: set[asyncio.Future[None]] = set()
 
+        def follow(outcome: asyncio.Future[None]) -> None:
+            pending.add(outcome)
+            outcome.add_done_callback(done)
+
         def done(outcome: asyncio.Future[None]) -> None:
             nonlocal failure
             pending.discard(outcome)
@@ -119,17 +126,18 @@ class Sender(LinkEnd):
             if failure is not None:
                 break
             try:
-                outcome = await self.post(message)
+                follow(await self.post(message))
             except ClientError as error:
                 failure = failure or error
                 break
-            pending.add(outcome)
-            outcome.add_done_callback(done)
             count += 1
         if pending:
             await asyncio.wait(pending)
-        if failure is not None:
-            raise failure
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            failure = None  # it has this call, which must not have it
         return count
 
     @property
@@ -536,6 +544,10 @@ class Receiver(LinkEnd):
             else:
                 answer.set_exception(SettlementRefused(condition, description or "the peer has another outcome"))
         forget(delivery)
+
+    def on_detached(self, error: ClientError) -> None:
+        super().on_detached(error)
+        self._on_change = _nothing  # which may refer to this receiver
 
     def wake(self, error: ClientError) -> None:
         """Drop locked messages, which are of no use any more; received and deleted ones can still be taken."""

@@ -116,6 +116,7 @@ class Requests:
             raise TimeoutError(f"no answer to {what} within {timeout_s} s") from None
         finally:
             del self._responses.waiting[message_id]
+            del answer  # its error has this call, which must not have it
 
     async def close(self) -> None:
         await asyncio.gather(self._sender.close(), self._responses.close())
@@ -140,6 +141,7 @@ class Claims:
         self._refresh_at: dict[str, float] = {}  # by audience, on the clock of the event loop
         self._putting = asyncio.Lock()
         self._refreshing: asyncio.Task[None] | None = None
+        self._is_stopped = False
 
     async def ensure(self, address: str) -> None:
         """Make sure that there is a token for the entity of `address`.
@@ -150,12 +152,14 @@ class Claims:
         async with self._putting:
             if audience not in self._refresh_at:
                 await self._put(audience)
-        if self._refreshing is None and isinstance(self._credentials, SharedAccessKey):
+        if self._refreshing is None and not self._is_stopped and isinstance(self._credentials, SharedAccessKey):
             self._refreshing = asyncio.create_task(self._refresh())
 
     def stop(self) -> None:
+        self._is_stopped = True
         if self._refreshing is not None:
             self._refreshing.cancel()
+            self._refreshing = None  # its error has the calls of the task, which have this object
 
     async def _put(self, audience: str) -> None:
         token, life_s = self._token(audience)

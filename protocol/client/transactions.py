@@ -37,7 +37,10 @@ class Coordinator(LinkEnd):
         body = encode(Described(ULong(Descriptor.AMQP_VALUE), Described(ULong(kind), fields)))
         self.link.send(tag, body, b"", 0, False)
         self.connection.flush_soon(len(body))
-        return await answer
+        try:
+            return await answer
+        finally:
+            del answer  # its error has this call, which must not have it
 
     def on_outcome(self, delivery: Delivery, tag: bytes, state: int, settled: bool) -> None:
         answer = self._answers.pop(tag, None)

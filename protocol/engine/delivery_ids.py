@@ -41,10 +41,11 @@ def _first(run: _Run) -> int:
 class DeliveryIds:
     """`next_id` is proton's id of the next delivery. It is None before the first one, whose id proton takes."""
 
-    __slots__ = ("_runs", "_shifted", "next_id")
+    __slots__ = ("_first_id", "_runs", "_shifted", "next_id")
 
     def __init__(self) -> None:
         self.next_id: int | None = None
+        self._first_id = 0
         self._runs: list[_Run] = []  # empty, or at least one has a shift; earlier deliveries need no translation
         self._shifted = 0  # the number of runs with a shift
 
@@ -53,6 +54,11 @@ class DeliveryIds:
         """Proton's id of the last delivery that was taken."""
         assert self.next_id is not None
         return (self.next_id - 1) & _MASK
+
+    @property
+    def count(self) -> int:
+        """The number of deliveries so far, modulo 2^32."""
+        return 0 if self.next_id is None else (self.next_id - self._first_id) & _MASK
 
     @property
     def translates(self) -> bool:
@@ -65,7 +71,7 @@ class DeliveryIds:
         """
         runs = self._runs
         if self.next_id is None:
-            self.next_id = peers_id or 0
+            self.next_id = self._first_id = peers_id or 0
         if not runs:
             self.next_id &= _MASK
         found = self.next_id

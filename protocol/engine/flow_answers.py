@@ -4,7 +4,7 @@ Proton answers a drain that uses up credit. For the other flows, a change of the
 flow of the session, to which `protocol.engine.outgoing` adds the fields of the link.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 
 from protocol.engine.incoming import Flow
 from protocol.engine.links import Link, Session
@@ -24,16 +24,17 @@ class FlowAnswers:
         self._output = output
         self.saying: set[Session] = set()
 
-    def answer(self, flows: Iterable[Flow], links: Iterable[Link], sessions: Collection[Session]) -> None:
-        """Answer these flows of these links and sessions."""
-        by_handle = {link.channel_handle: link for link in links}
+    def answer(
+        self, flows: Iterable[Flow], links: Mapping[tuple[int, int], Link], sessions: Mapping[int, Session]
+    ) -> None:
+        """Answer these flows. Links are by the peer's channel and handle, sessions by its channel."""
         for flow in flows:
             if flow.handle is None:
-                session = next((each for each in sessions if each.channel == flow.channel), None)
+                session = sessions.get(flow.channel)
                 if session is not None:
                     self._say(session)
                 continue
-            link = by_handle.get((flow.channel, flow.handle))
+            link = links.get((flow.channel, flow.handle))
             if link is not None and not link.closed:
                 self._answer(flow, link)
 
@@ -51,17 +52,20 @@ class FlowAnswers:
         self._tell(link, (flow.limit - credit) & 0xFFFFFFFF, max(credit, 0), flow.drain)
 
     def answer_used_up(self, links: Iterable[Link]) -> list[Link]:
-        """Answer drains whose credit was used up by deliveries, once these are written; proton does not answer them.
+        """Answer drains that have ended, once the deliveries before that are written.
 
-        Returns the links whose deliveries still wait for the session's window.
+        Proton does not answer those whose credit was used up by deliveries. Returns the links of which a delivery still
+        waits for the session's window.
         """
         waiting = []
         for link in links:
-            if link.closed or link.drain_limit is None:
+            if link.closed:
                 continue
-            if lib.pn_link_queued(link.pointer):
+            if link.queued:
                 waiting.append(link)
-            else:
+            elif link.credit > 0:
+                link.drained()
+            elif link.drain_limit is not None:
                 self._tell(link, link.drain_limit, 0, True)
                 link.drain_limit = None
         return waiting

@@ -13,8 +13,8 @@ translated (`delivery_ids`).
 import re
 import struct
 from collections import deque
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 from protocol import codec
 from protocol.codec import UInt, ULong
@@ -45,11 +45,22 @@ _USUAL_FORM, _SMALL_ULONG = 0x0200, 0x0053
 _SHORT_DISPOSITION_BYTES = 40
 # The bytes of its role, which is that of a receiver, and of the constructor of `first`.
 _SHORT_DISPOSITION = frozenset(bytes((0x41, first)) for first in (0x43, 0x52, 0x70))
+_UINT_WIDTH = {0x43: 0, 0x52: 1, 0x70: 4}
+# A disposition for so many deliveries or fewer costs what its bytes do. One for more may be said again and again, of
+# deliveries that stay unsettled; so these are counted: they may be for some, and for each that there was a few times.
+_FEW_DELIVERIES = 16
+_TOLD_DELIVERIES, _TOLD_EACH, _TOLD_PER_WORK = 100_000, 4, 8
 _DESCRIPTOR_BYTES = 69  # more than any known descriptor takes, with the bytes before it
 _USUAL_TRANSFERS = 64  # the number of remembered forms; a link has a few, because sizes of ids and tags differ
 _NULL = b"\x40"
 _MAX_CREDIT = 0x7FFF_FFFF  # proton uses signed numbers, in which the largest credit would be negative
+WIDE_WINDOW = 1 << 31  # of an incoming-window: at least half of the numbers that there are
 _LEAST_BYTES = 12  # the smallest frame with a performative, whose list is empty
+# A peer that has not opened the connection may have sent an open of this size and a few empty frames.
+MAX_OPEN_BYTES, MAX_EMPTY_BEFORE_OPEN = 64 << 10, 16
+# The work of one step: an empty frame counts one, each other frame that is read here the second number, and one more
+# for so many bytes. So a step takes a millisecond or two, and then somebody else may be served.
+_STEP, _READ_FRAME, _READ_BYTES = 2048, 32, 8
 # Transfers become a little longer by a message format, which proton does not know. So it gets frames that are smaller
 # than the peer's by this, unless that would hardly leave room for anything.
 _SPARE_BYTES, _LEAST_WITH_SPARE = 16, 1024
@@ -67,6 +78,19 @@ class IllegalState(ProtocolError):
 
 class HandleInUse(ProtocolError):
     """An attach with a handle that is in use (2.7.3)."""
+
+
+class WorkTooLarge(ProtocolError):
+    """The peer asks for much work again and again."""
+
+
+class Keeping(Protocol):
+    """A link. `kept_deliveries` is the number of those that proton keeps because we have not settled them."""
+
+    is_sender: bool
+
+    @property
+    def kept_deliveries(self) -> int: ...
 
 
 class Flow(NamedTuple):
@@ -105,9 +129,11 @@ _walk_usual = native.walk if native is not None else None
 _UINT = rb"(?:\x43|\x52.|\x70....)"
 _NOT_TRUE = rb"[\x40\x42]"
 # The fields of a flow whose credit proton can hold, and that asks for nothing: behind the list's count, by this count.
+# The group is a wide incoming-window.
 _FLOW_FIELDS = (
     rb"(?:\x40|" + _UINT + rb")",
-    *[_UINT] * 3,
+    rb"(?:\x43|\x52.|\x70[\x00-\x7f]...|(\x70....))",
+    *[_UINT] * 2,
     *[rb"(?:\x40|" + _UINT + rb")"] * 2,
     rb"(?:\x40|\x43|\x52.|\x70[\x00-\x7f]...)",
     rb"(?:\x40|" + _UINT + rb")",
@@ -121,14 +147,16 @@ _PLAIN_FLOW = {
 
 class _Session:
     """The handles that the peer uses on a channel, and its incomplete deliveries. These are by handle: the delivery's
-    id (None if it has none), and True if proton has another id.
+    id (None if it has none), and True if proton has another id. `told` is the number of deliveries from the peer that
+    its dispositions were for.
     """
 
-    __slots__ = ("handles", "ids", "unfinished")
+    __slots__ = ("handles", "ids", "told", "unfinished")
 
     def __init__(self) -> None:
         self.handles: set[int] = set()
         self.ids = DeliveryIds()
+        self.told = 0
         self.unfinished: dict[int, tuple[int | None, bool]] = {}
 
 
@@ -137,63 +165,110 @@ class FrameWalk:
 
     `begun` has the channel of each begin in order of arrival, with the channel of ours that it answers, or None;
     `attached` has (channel, handle) of each attach; `flows` are the flows that need an answer. The user of these takes
-    items out. `translated` has the ids of sessions, by the peer's channel, whose dispositions must be translated.
+    items out. `has_flow` is set with each flow. `translated` has the ids of sessions, by the peer's channel, whose
+    dispositions must be translated. `wide` has the channels whose incoming-window is wide.
 
     `stops` are offsets in the result of `feed`: the engine must handle the bytes before an offset before it gets those
     behind. Some are behind frames that end a link or session, because its names and numbers may be used again at once.
     At the others a batch begins on the link with the given channel and handle.
 
+    Frames that must be read cost much more than others. So `feed` stops when it has read many: `is_interrupted` is True
+    then, and the next `feed` goes on with what is left. All work is linear in the bytes that were fed.
+
     `is_plain`: each transfer that ends in the result of `feed` is a whole delivery, unsettled, without a state, and no
     batch; and all dispositions there are a receiver's. It may be False although that is so.
 
     `error` is the error behind the bytes that `feed` returned: FramingError, DecodeError, LimitExceeded, InvalidField,
-    IllegalState, HandleInUse or StateTooLarge. After an error, and after the peer's close, no more bytes are taken.
-    `kept` estimates what the engine keeps of what the peer has opened.
+    IllegalState, HandleInUse, StateTooLarge or WorkTooLarge. After an error, and after the peer's close, no more bytes
+    are taken.
+    `kept` estimates what the engine keeps of what the peer has opened. `links` are those of the connection, and
+    `sent_deliveries` is for the engine to set: how many were sent on all of them.
     """
 
-    def __init__(self, max_frame_size: int, *, sends_batches: bool = False) -> None:
+    def __init__(
+        self, max_frame_size: int, *, sends_batches: bool = False, links: Mapping[Any, Keeping] | None = None
+    ) -> None:
         self._max_frame_size = max_frame_size
         self._sends_batches = sends_batches
-        self._partial = b""  # the beginning of a frame that is not complete enough to be read
+        self._partial = bytearray()  # the beginning of a frame that is not complete enough to be read
+        self._needed = 0  # bytes that it has then
+        self._data, self._at = b"", 0  # what was fed and not looked at is data[at:], while `is_interrupted`
+        self.is_interrupted = False
         self._rest = 0  # bytes still to come of a transfer that was read
         self._rest_is_plain = True
         self.is_plain = True
         self._header_seen = False
+        self._empty_frames = 0  # before the open
         self.begun: deque[tuple[int, int | None]] = deque()
         self.attached: deque[tuple[int, int]] = deque()
         self.flows: list[Flow] = []
+        self.has_flow = False
+        self.wide: set[int] = set()
         self.stops: list[tuple[int, tuple[int, int] | None]] = []
         self.translated: dict[int, DeliveryIds] = {}
         self.error: ProtocolError | None = None
         self._opened = False
         self._closed = False
         self.kept = StateBytes()
+        self.sent_deliveries = 0
+        self._links = {} if links is None else links
+        self._kept_deliveries: int | None = None  # to the peer, when this step began; None if nobody has asked
+        self._told = 0  # the number of such deliveries that the peer's dispositions were for
         self._sessions: dict[int, _Session] = {}  # by channel
         self._ended: set[int] = set()  # channels whose session the peer has ended; pyamqp detaches links after that
         self._usual: dict[bytes, _UsualTransfer] = {}  # by bytes 6 to 15: channel, descriptor, and begin of the list
         self._last = _NO_TRANSFER  # the one of `_usual` that matched last
         self._changed: list[bytes] = []  # the changed data up to `_copied`, for the result of `feed`
         self._copied = 0
-        self._grown = 0  # the length of `_changed` less that of the data it replaces
+        self._grown = 0  # what an offset in the data must grow by to be one in the result of `go_on`
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes that were fed and not passed on, and the estimate of what the peer has opened."""
+        return len(self._partial) + len(self._data) + self.kept.total
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes; returns those that can be given to the engine now. The rest is kept."""
-        self.stops.clear()
         if self._closed:
+            self.stops.clear()
             return b""
+        if self.is_interrupted:
+            self.add(data)
+            self.is_interrupted = False
+            data, self._data = self._data, b""
+            return self._walk(data, self._at)
         if self._partial:
-            data = self._partial + data
-            self._partial = b""
-        at = self._rest
+            self._partial += data
+            if len(self._partial) < self._needed:
+                self.stops.clear()
+                return b""
+            data = bytes(self._partial)
+            self._partial.clear()
+        return self._walk(data, 0)
+
+    def add(self, data: bytes) -> None:
+        """Take bytes for a later `feed`."""
+        if not data or self._closed:
+            return
+        if self.is_interrupted:
+            self._data, self._at = self._data[self._at :] + data, 0
+        else:
+            self._interrupt(bytes(self._partial) + data, 0)
+            self._partial.clear()
+
+    def _walk(self, data: bytes, begin: int) -> bytes:
+        self.stops.clear()
+        self._kept_deliveries = None
+        at = begin + self._rest
         end = len(data)
-        self.is_plain = self._last.is_plain and (not at or self._rest_is_plain)
+        self.is_plain = self._last.is_plain and (not self._rest or self._rest_is_plain)
         if at > end:
             self._rest = at - end
             return data
         self._rest = 0
         if not self._header_seen:
             if end < 8 and AMQP_HEADER.startswith(data):
-                self._partial = data
+                self._keep(data, 8)
                 return b""
             if data[:8] != AMQP_HEADER:
                 self.error = FramingError(f"expected the AMQP 1.0.0 protocol header, got {data[:8].hex()}")
@@ -201,13 +276,19 @@ class FrameWalk:
                 return b""
             self._header_seen = True
             at = 8
-        largest = self._max_frame_size
+        self._copied, self._grown = begin, -begin
+        largest = self._max_frame_size if self._opened else min(self._max_frame_size, MAX_OPEN_BYTES)
         translated = self.translated
         fields, usual_head, usual_tag, usual_rest, least_bytes, ids, _, form_of_last = self._last
+        work = _STEP
+        needed = 0
         try:
-            while at + _LEAST_BYTES <= end:
+            while at + _LEAST_BYTES <= end and work > 0:
                 if _walk_usual is not None:
-                    at, ids.next_id = _walk_usual(data, at, largest, form_of_last, not translated, ids.next_id or 0)
+                    next_id = ids.next_id or 0
+                    at, ids.next_id = _walk_usual(
+                        data, at, largest, form_of_last, not translated, next_id, _FEW_DELIVERIES
+                    )
                     if at + _LEAST_BYTES > end:
                         break
                 elif at + least_bytes <= end:
@@ -225,20 +306,25 @@ class FrameWalk:
                         raise FramingError(f"a frame of {size} bytes: frames have 8 to {largest} bytes")
                     if form != _USUAL_FORM:
                         raise FramingError("an empty frame that is no AMQP frame")
+                    self._take_empty()
+                    work -= 1
                     at = next_at
                     continue
                 if next_at > end:
                     if code != TRANSFER or descriptor != _SMALL_ULONG or form != _USUAL_FORM:
+                        needed = size
                         break
                     if not self._transfer(data, at, end, next_at, channel):
                         break
                     self._rest = next_at - end  # the rest of the payload can go to the engine as it comes
                     self._rest_is_plain = self.is_plain
-                    return self._given(data, end)
+                    return self._given(data, begin, end)
+                work -= _READ_FRAME + size // _READ_BYTES
                 if descriptor != _SMALL_ULONG or form != _USUAL_FORM:
-                    data = _in_usual_form(data, at, next_at)
-                    end = len(data)
-                    continue
+                    if at > begin:
+                        self._interrupt(data, at)
+                        return self._given(data, begin, at)
+                    return self._walk_unusual(data, at, next_at)
                 if code == TRANSFER:
                     known = self._usual.get(data[at + 6 : at + 16])
                     if known is None or known is self._last:
@@ -253,38 +339,87 @@ class FrameWalk:
                         disposition = checked(memoryview(data)[:next_at], at + 11, code)
                         check_disposition(size, disposition)
                         self.is_plain = self.is_plain and disposition[0]
+                        role, first, last, *_ = disposition
+                        count = 1 if last is None else ((last - first) & 0xFFFFFFFF) + 1
+                    else:
+                        role, count = True, _deliveries_of(data, at + 15, next_at)
+                    if count > _FEW_DELIVERIES:
+                        work -= self._tell(count, channel, role) // _TOLD_PER_WORK
                     if translated and channel in translated:
                         self._disposition(data, at, next_at, channel)
                 elif code == FLOW:
-                    if not is_plain_flow(data, at, next_at):
+                    self.has_flow = True
+                    plain = plain_flow(data, at, next_at)
+                    if plain is not None:
+                        self._note_window(channel, plain.lastindex is not None)
+                    else:
                         clamped = self._flow(memoryview(data)[:next_at], at + 11, channel)
                         if clamped is not None:
                             self._change(data, at, next_at, clamped)
                 elif OPEN <= code <= CLOSE:
                     self._rare(code, memoryview(data)[:next_at], at + 11, channel)
                     least_bytes, ids, form_of_last = self._last.least_bytes, self._last.ids, self._last.form
-                    if code == OPEN and self._sends_batches:
-                        self._spare(data, at, next_at)
+                    if code == OPEN:
+                        largest = self._max_frame_size
+                        if self._sends_batches:
+                            self._spare(data, at, next_at)
                     elif code == DETACH and channel in self._ended:
                         self._change(data, at, next_at, b"")
                     if code in (DETACH, END):
                         self.stops.append((next_at + self._grown, None))
                     elif code == CLOSE:
                         self._closed = True
-                        return self._given(data, next_at)
+                        return self._given(data, begin, next_at)
                 else:
                     raise DecodeError(f"an unknown performative, 0x{code:02x},", at + 10)
                 at = next_at
             if at == end:
-                return self._given(data, end) if self._changed else data
+                return self._given(data, begin, end)
+            if work <= 0:
+                self._interrupt(data, at)
+                return self._given(data, begin, at)
             size = _frame_size(data, at)[0] if end - at >= 4 else _HEARTBEAT_BYTES
             if size != _HEARTBEAT_BYTES and not _LEAST_BYTES <= size <= largest:
                 raise FramingError(f"a frame of {size} bytes: frames have 8 to {largest} bytes")
         except ProtocolError as error:
             self._closed = True
-            self.error = error
-        self._partial = data[at:]
-        return self._given(data, at)
+            self.error = error.with_traceback(None)  # which refers to all that called this
+        self._keep(data[at:], needed)
+        return self._given(data, begin, at)
+
+    def close(self) -> None:
+        """Take no more bytes."""
+        self._closed = True
+        self.is_interrupted = False
+        self._data = b""
+        self._partial.clear()
+
+    def _keep(self, partial: bytes, needed: int) -> None:
+        """Keep the beginning of a frame until there are so many bytes, or any more if `needed` is 0."""
+        self._partial += partial
+        self._needed = needed
+
+    def _interrupt(self, data: bytes, at: int) -> None:
+        self.is_interrupted = True
+        self._data, self._at = data, at
+
+    def _walk_unusual(self, data: bytes, at: int, next_at: int) -> bytes:
+        """The result of `go_on` for one frame alone, which is put into the usual form."""
+        frame = _in_usual_form(data, at, next_at)
+        if len(frame) == _HEARTBEAT_BYTES:
+            self._take_empty()
+            given = frame
+        else:
+            given = self._walk(frame, 0)
+        if next_at < len(data) and not self._closed:
+            self._interrupt(data, next_at)
+        return given
+
+    def _take_empty(self) -> None:
+        if not self._opened:
+            self._empty_frames += 1
+            if self._empty_frames > MAX_EMPTY_BEFORE_OPEN:
+                raise IllegalState("The connection is not open.")
 
     def _spare(self, data: bytes, at: int, next_at: int) -> None:
         """Tell proton of a smaller max-frame-size than the peer has."""
@@ -299,19 +434,26 @@ class FrameWalk:
         self._copied = next_at
         self._grown += len(instead) - (next_at - at)
 
-    def _given(self, data: bytes, end: int) -> bytes:
-        """The result of `feed`: `data` up to `end`, with the changes."""
+    def _given(self, data: bytes, begin: int, end: int) -> bytes:
+        """The result of `go_on`: `data` from `begin` to `end`, with the changes."""
         if not self._changed:
-            return data if end == len(data) else data[:end]
+            return data if end - begin == len(data) else data[begin:end]
         given = b"".join((*self._changed, data[self._copied : end]))
         self._changed.clear()
-        self._copied = self._grown = 0
         return given
 
     def fail(self, error: ProtocolError) -> None:
         """Note an error that was found elsewhere in the bytes that were fed."""
         self._closed = True
-        self.error = self.error or error
+        self.error = self.error or error.with_traceback(None)
+
+    def take_error(self) -> ProtocolError:
+        """The error, which is told once."""
+        assert self.error is not None
+        try:
+            return self.error
+        finally:
+            self.error = None
 
     def _rare(self, code: int, frame: memoryview, at: int, channel: int) -> None:
         """Read a performative that begins or ends something. Raises ProtocolError."""
@@ -330,6 +472,7 @@ class FrameWalk:
             if session is not None:
                 raise IllegalState(f"Channel {channel} has a session already.")
             kept.begin(channel, size, fields)
+            self._note_window(channel, fields[2] >= WIDE_WINDOW)
             self._sessions[channel] = _Session()
             self._ended.discard(channel)
             self.begun.append((channel, fields[0]))
@@ -338,6 +481,7 @@ class FrameWalk:
             if self._sessions.pop(channel, None) is not None:
                 self._ended.add(channel)
             self.translated.pop(channel, None)
+            self.wide.discard(channel)
             self._forget_usual()
         elif session is None:
             pass  # there is no such session; the engine reports that
@@ -438,6 +582,26 @@ class FrameWalk:
         self._usual.clear()
         self._last = _NO_TRANSFER
 
+    def _tell(self, count: int, channel: int, by_receiver: bool) -> int:
+        """Count the deliveries that a disposition is for; returns how many there may be. Raises WorkTooLarge."""
+        if by_receiver:
+            if self._kept_deliveries is None:
+                self._kept_deliveries = sum([link.kept_deliveries for link in self._links.values() if link.is_sender])
+            count = min(count, self._kept_deliveries)
+            self._told += count
+            told, all_ = self._told, self.sent_deliveries
+        else:
+            session = self._sessions.get(channel)
+            if session is None:
+                return 0
+            all_ = session.ids.count
+            count = min(count, all_)
+            session.told += count
+            told = session.told
+        if told > _TOLD_DELIVERIES + _TOLD_EACH * all_:
+            raise WorkTooLarge("The dispositions are for the same deliveries again and again.")
+        return count
+
     def _disposition(self, data: bytes, at: int, next_at: int, channel: int) -> None:
         """Translate the peer's disposition of its deliveries. Raises LimitExceeded."""
         fields = checked(memoryview(data)[:next_at], at + 11, DISPOSITION)
@@ -456,7 +620,8 @@ class FrameWalk:
     def _flow(self, frame: memoryview, at: int, channel: int) -> bytes | None:
         """Note a flow that needs an answer. Returns a frame in its place if it has more credit than proton can hold."""
         fields = checked(frame, at, FLOW)
-        _, _, _, _, handle, delivery_count, credit, _, drain, echo, *_ = fields
+        _, window, _, _, handle, delivery_count, credit, _, drain, echo, *_ = fields
+        self._note_window(channel, window >= WIDE_WINDOW)
         clamped = None
         if credit is not None and credit > _MAX_CREDIT:
             fields[6] = credit = UInt(_MAX_CREDIT)
@@ -465,6 +630,12 @@ class FrameWalk:
             limit = ((delivery_count or 0) + (credit or 0)) & 0xFFFFFFFF
             self.flows.append(Flow(channel, handle, limit, bool(drain)))
         return clamped
+
+    def _note_window(self, channel: int, is_wide: bool) -> None:
+        if is_wide:
+            self.wide.add(channel)
+        elif self.wide:
+            self.wide.discard(channel)
 
 
 class _Transfer(NamedTuple):
@@ -502,12 +673,23 @@ def _read_transfer(data: bytes, at: int, end: int, next_at: int) -> _Transfer | 
     return _Transfer(list_end, handle, peers_id, bool(settled), bool(more and not aborted), is_batch, is_usual)
 
 
-def is_plain_flow(data: bytes, at: int, next_at: int) -> bool:
-    """True only for a well-formed flow that needs no answer, and whose credit proton can hold."""
+def _deliveries_of(data: bytes, at: int, end: int) -> int:
+    """The number of deliveries that a short disposition is for. The id of the first is at `at`."""
+    first_end = at + 1 + _UINT_WIDTH[data[at]]
+    width = _UINT_WIDTH.get(data[first_end]) if first_end < end else None
+    if width is None:
+        return 1
+    first = int.from_bytes(data[at + 1 : first_end], "big")
+    last = int.from_bytes(data[first_end + 1 : first_end + 1 + width], "big")
+    return ((last - first) & 0xFFFFFFFF) + 1
+
+
+def plain_flow(data: bytes, at: int, next_at: int) -> re.Match[bytes] | None:
+    """A match of `_FLOW_FIELDS` only for a well-formed flow that needs no answer, and whose credit proton can hold."""
     if next_at - at < 14 or data[at + 11] != 0xC0 or data[at + 12] != next_at - at - 13:
-        return False
-    has_plain_fields = _PLAIN_FLOW.get(data[at + 13])
-    return has_plain_fields is not None and has_plain_fields(data, at + 14, next_at) is not None
+        return None
+    plain_fields = _PLAIN_FLOW.get(data[at + 13])
+    return None if plain_fields is None else plain_fields(data, at + 14, next_at)
 
 
 def _end_of_list(data: bytes, at: int, end: int) -> int:
@@ -529,7 +711,7 @@ def frame_of(channel: int, code: int, fields: list[Any]) -> bytes:
 
 
 def _in_usual_form(data: bytes, at: int, end: int) -> bytes:
-    """`data` with its frame from `at` to `end` in the usual form: no extended header, a small ulong as the descriptor.
+    """The frame from `at` to `end` in the usual form: no extended header, a small ulong as the descriptor.
 
     Raises FramingError, DecodeError and LimitExceeded.
     """
@@ -540,7 +722,7 @@ def _in_usual_form(data: bytes, at: int, end: int) -> bytes:
     if offset < 2 or body > end:
         raise FramingError(f"a frame of {end - at} bytes whose body begins at {4 * offset}")
     if body == end:
-        return data[:at] + HEARTBEAT + data[end:]
+        return HEARTBEAT
     if data[body] != 0:
         raise DecodeError("a frame without a performative", body)
     descriptor, fields = codec.decode(memoryview(data)[:end], body + 1, _DESCRIPTOR_BYTES)
@@ -548,4 +730,4 @@ def _in_usual_form(data: bytes, at: int, end: int) -> bytes:
     if not isinstance(code, ULong | int) or not OPEN <= code <= CLOSE or isinstance(code, bool):
         raise DecodeError(f"an unknown performative, {str(descriptor)[:40]},", body)
     frame = data[at + 6 : at + 8] + bytes((0, 0x53, code)) + data[fields:end]
-    return data[:at] + (len(frame) + 6).to_bytes(4, "big") + b"\x02\x00" + frame + data[end:]
+    return (len(frame) + 6).to_bytes(4, "big") + b"\x02\x00" + frame

@@ -3,7 +3,8 @@
 from typing import Any, Protocol
 
 from protocol.engine.deliveries import TRANSACTIONAL, Delivery
-from protocol.engine.native import address_of
+from protocol.engine.incoming import WIDE_WINDOW
+from protocol.engine.native import address_of, incoming_window_of
 from protocol.engine.outgoing import OutputWalk
 from protocol.engine.proton import (
     SCRATCH_BYTES,
@@ -20,6 +21,8 @@ from protocol.engine.proton import (
 from protocol.engine.unfinished import Unfinished
 
 _SETTLED_BY_SENDER: int = lib.PN_SND_SETTLED
+_NO_MODE: int = lib.PN_DIST_MODE_UNSPECIFIED
+_COPY: int = lib.PN_DIST_MODE_COPY
 _SECOND: int = lib.PN_RCV_SECOND
 
 # One thread, one loop: one delivery tag serves all connections.
@@ -30,6 +33,8 @@ _tags = [ffi.new("pn_delivery_tag_t *", (size, _tag_bytes))[0] for size in range
 
 # Up to this size it is cheaper to join the parts of a message than to call the engine for each.
 _JOINED_BYTES = 32 << 10
+# The buffer of a smaller message is not worth counting by itself.
+_SMALL_BYTES = 512
 
 _new_delivery, _send, _advance = lib.pn_delivery, lib.pn_link_send, lib.pn_link_advance
 _credit, _get_drain = lib.pn_link_credit, lib.pn_link_get_drain
@@ -38,13 +43,23 @@ _credit, _get_drain = lib.pn_link_credit, lib.pn_link_get_drain
 class LinkEngine(Protocol):
     """The engine as its sessions and links use it.
 
-    `sent` are deliveries that wait for the peer's outcome, with their tags. `used_up` are links whose credit was used
-    up by deliveries during a drain, and whose peer is not told yet.
+    `sent` are deliveries that wait for the peer's outcome, with their tags. `sent_deliveries` counts all that were
+    sent. `buffers` are those of deliveries on which larger messages were sent, with the size of the largest, and
+    `buffer_bytes` is their sum: proton keeps them for further deliveries. `used_up` are links whose drain has ended
+    with deliveries that are perhaps not written yet, and whose peer is not told. `sending` are sessions that have
+    `given` transfers. A message of up to `transfer_bytes` is one transfer. `wide_windows` has the peer's channels whose
+    incoming-window is wide.
     """
 
     output: OutputWalk
     sent: dict[Delivery, tuple["Link", bytes]]
+    sent_deliveries: int
+    buffers: dict[Delivery, int]
+    buffer_bytes: int
     used_up: list["Link"]
+    sending: list["Session"]
+    transfer_bytes: int
+    wide_windows: set[int]
     pump: Any  # the extension's, or None
 
     def take_usual(self, link: "Link", incoming: Any) -> None: ...
@@ -55,25 +70,40 @@ class LinkEngine(Protocol):
 
 
 class Session:
-    """One AMQP session. `context` belongs to the engine's owner."""
+    """One AMQP session. `context` belongs to the engine's owner.
 
-    __slots__ = ("channel", "context", "engine", "links", "pointer", "sent_bytes")
+    `given` is the number of transfers that were given to the engine since its last output: never too few.
+    """
+
+    __slots__ = ("_address", "channel", "context", "engine", "given", "links", "pointer")
 
     def __init__(self, engine: LinkEngine, pointer: Pointer) -> None:
         self.engine = engine
         self.pointer = pointer
+        self._address = address_of(pointer)
         self.channel: int | None = None  # the peer's, once it has begun
         self.links: list[Link] = []
         self.context: Any = None
-        self.sent_bytes = 0  # bytes of deliveries that may wait for the peer to open its window: never too few
+        self.given = 0
 
-    def holds_more_than(self, maximum_bytes: int) -> bool:
-        """True if more bytes of deliveries wait for the peer to open its window."""
-        if self.sent_bytes <= maximum_bytes:
-            return False
-        self.sent_bytes = lib.pn_session_outgoing_bytes(self.pointer)
-        self.sent_bytes += sum([link.outgoing.queued_bytes for link in self.links if link.outgoing is not None])
-        return self.sent_bytes > maximum_bytes
+    @property
+    def window(self) -> int:
+        """The number of transfers that the peer takes now, those that were given to the engine among them (2.5.6).
+
+        The peer may take back a part of its window that is used already. Proton has a large number then.
+        """
+        window = incoming_window_of(self._address)
+        return window if window < WIDE_WINDOW or self.channel in self.engine.wide_windows else 0
+
+    @property
+    def room(self) -> int:
+        """The number of further transfers that the next output can have. Below 1, deliveries would have to wait."""
+        return self.window - self.given
+
+    def give(self, transfers: int) -> None:
+        if not self.given:
+            self.engine.sending.append(self)
+        self.given += transfers
 
     def end(self, condition: str | None = None, description: str = "") -> None:
         if condition:
@@ -90,6 +120,7 @@ class Link:
     """
 
     __slots__ = (
+        "_remote_max_message_bytes",
         "_unsettled",
         "address",
         "answered",
@@ -105,6 +136,7 @@ class Link:
         "known_credit",
         "max_message_bytes",
         "name",
+        "offered",
         "outgoing",
         "oversized_bytes",
         "own_handle",
@@ -136,7 +168,9 @@ class Link:
         self.context: Any = None
         self.incoming: Any = None
         self.outgoing: Any = None
+        self._remote_max_message_bytes: int | None = None  # once it was asked for, or the link has ended
         self._unsettled = 0
+        self.offered = 0  # received deliveries whose outcome waits for the peer to settle
 
     # -- the peer's attach
 
@@ -176,8 +210,16 @@ class Link:
         return bool(lib.pn_link_remote_snd_settle_mode(self.pointer) == _SETTLED_BY_SENDER)
 
     @property
+    def browses(self) -> bool:
+        """On a sending link: True if the peer wants copies of messages that stay where they are (3.5.7)."""
+        return int(lib.pn_terminus_get_distribution_mode(lib.pn_link_remote_source(self.pointer))) == _COPY
+
+    @property
     def remote_max_message_bytes(self) -> int:
-        return int(lib.pn_link_remote_max_message_size(self.pointer))
+        """The size of a message that the peer takes at most (2.7.3); 0 if any. Also when the link has ended."""
+        if self._remote_max_message_bytes is None:
+            self._remote_max_message_bytes = int(lib.pn_link_remote_max_message_size(self.pointer))
+        return self._remote_max_message_bytes
 
     def remote_properties(self) -> dict[Any, Any]:
         return map_of(lib.pn_link_remote_properties(self.pointer))
@@ -194,10 +236,12 @@ class Link:
         *,
         filters: dict[Any, Any] | None = None,
         properties: dict[Any, Any] | None = None,
+        copies: bool = False,
     ) -> None:
         """Answer the attach with the received termini and settle modes; then grant `credit` if we receive.
 
-        `filters` replace those of the received source.
+        On a sending link `filters` are those in place; no others are in the answer (3.5.8). `copies`: we send copies of
+        messages, as the peer has asked for; otherwise the answer does not say that we do.
         """
         pointer = self.pointer
         self.answered = True
@@ -205,8 +249,13 @@ class Link:
         lib.pn_terminus_copy(lib.pn_link_target(pointer), lib.pn_link_remote_target(pointer))
         lib.pn_link_set_snd_settle_mode(pointer, lib.pn_link_remote_snd_settle_mode(pointer))
         lib.pn_link_set_rcv_settle_mode(pointer, lib.pn_link_remote_rcv_settle_mode(pointer))
-        if filters is not None:
-            set_value(lib.pn_terminus_filter(lib.pn_link_source(pointer)), filters)
+        if self.is_sender and self.browses and not copies:
+            lib.pn_terminus_set_distribution_mode(lib.pn_link_source(pointer), _NO_MODE)
+        if self.is_sender:
+            in_place = lib.pn_terminus_filter(lib.pn_link_source(pointer))
+            lib.pn_data_clear(in_place)
+            if filters:
+                set_value(in_place, filters)
         if properties:
             set_value(lib.pn_link_properties(pointer), properties)
         self.max_message_bytes = max_message_bytes
@@ -230,11 +279,17 @@ class Link:
         if not self.answered:
             self.answer_without_terminus()
             self.engine.output.attaching.append(self)
+        self.take_over()
         self.closed = True
         if condition:
             set_condition(lib.pn_link_condition(self.pointer), condition, description)
         lib.pn_link_close(self.pointer)
         self.engine.output.is_due = True
+
+    def take_over(self) -> None:
+        """From now on the handler is told of all deliveries and outcomes of the link, and the extension takes none."""
+        if self.outgoing is not None or self.incoming is not None:
+            self.engine.forget_native(self)
 
     def answer_without_terminus(self) -> None:
         """Answer the attach without a terminus, so that there is no link (2.6.3). A detach must follow."""
@@ -304,12 +359,30 @@ class Link:
         unfinished.buffer(-self.part_bytes)
         self.partial, self.part_bytes, self.is_kept = b"", 0, True
 
+    def forget_owner(self) -> None:
+        """The link has ended: it refers to nothing that refers to it."""
+        self.context = self.incoming = self.outgoing = None
+        self.partial = b""
+        # Who still refers to the link may ask for these, and proton's is freed now.
+        self._remote_max_message_bytes = self.remote_max_message_bytes
+        self.known_credit = 0
+
     # -- sending
 
     @property
     def unsettled(self) -> int:
         """The number of deliveries that were sent and have no outcome."""
         return self._unsettled if self.outgoing is None else int(self.outgoing.unsettled)
+
+    @property
+    def has_sent(self) -> bool:
+        """True if deliveries of the link are in the engine's `sent`."""
+        return self._unsettled > 0
+
+    @property
+    def kept_deliveries(self) -> int:
+        """The number of deliveries, sent or received, that proton keeps because we have not settled them."""
+        return int(lib.pn_link_unsettled(self.pointer))
 
     def forget_sent(self, delivery: Delivery) -> None:
         """A delivery that was sent has its outcome."""
@@ -327,13 +400,20 @@ class Link:
         """The number of last deliveries not completely in the output, because the session's window is closed."""
         return int(lib.pn_link_queued(self.pointer))
 
+    def last_tags(self, count: int) -> list[bytes]:
+        """The tags of the last `count` deliveries without an outcome, or of all if there are fewer; in order."""
+        return self.engine.last_tags(self, count)
+
     def drained(self) -> None:
-        """Use up the remaining credit and tell the peer, even if deliveries have used it up (2.6.7)."""
-        if self.credit > 0:
+        """Use up the remaining credit and tell the peer, even if deliveries have used it up (2.6.7).
+
+        If a delivery goes on when the peer opens its window, the peer is told behind it. Proton forgets that otherwise.
+        """
+        if self.credit > 0 and (self.session.room > 0 or not self.queued):
             self.drain_limit = None
             lib.pn_link_drained(self.pointer)
             self.known_credit = None
-        elif self.drain_limit is not None:
+        elif (self.credit > 0 or self.drain_limit is not None) and self not in self.engine.used_up:
             self.engine.used_up.append(self)
 
     def send_batch(self, tag: bytes, batch: bytes, settled: bool, transaction: bytes | None = None) -> Delivery:
@@ -358,6 +438,10 @@ class Link:
             set_value(lib.pn_disposition_data(lib.pn_delivery_local(delivery)), [transaction])
             lib.pn_delivery_update(delivery, TRANSACTIONAL)
         length = len(body) - offset
+        whole = len(prefix) + length
+        if whole > _SMALL_BYTES and whole > (known := self.engine.buffers.get(delivery, 0)):
+            self.engine.buffers[delivery] = whole
+            self.engine.buffer_bytes += whole - known
         if length <= _JOINED_BYTES:
             message = prefix + body[offset:]
             _send(pointer, message, len(message))
@@ -372,11 +456,16 @@ class Link:
             self.engine.sent[delivery] = (self, tag)
             self._unsettled += 1
         _advance(pointer)
+        self.engine.sent_deliveries += 1
         if self.known_credit is not None:
             self.known_credit -= 1
-        session = self.session
-        session.sent_bytes += len(prefix) + length
+        self.session.give(self.transfers(whole))
         return delivery
+
+    def transfers(self, size_bytes: int) -> int:
+        """The number of transfers of a message of this size, perhaps one too many."""
+        most = self.engine.transfer_bytes
+        return 1 if size_bytes <= most else -(-size_bytes // most)
 
     def send_run(
         self, run: bytes, count: int, token: bytes, numbers: int | bytes, delivery_count: int, locked_until_ms: int
@@ -393,8 +482,9 @@ class Link:
         sent = outgoing.deliver(run, 0, count, token, numbers, delivery_count, locked_until_ms, pump)
         if sent is None:
             return None
+        self.engine.sent_deliveries += count
         if self.known_credit is not None:
             self.known_credit -= count
-        size_bytes, enqueued_ms = sent
-        self.session.sent_bytes += size_bytes
+        self.session.give(count)  # those of several transfers are in the output already
+        _, enqueued_ms = sent
         return int(enqueued_ms)

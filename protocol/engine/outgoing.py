@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from protocol import codec
-from protocol.codec import Symbol, UInt, UShort
+from protocol.amqp_error import amqp_error
+from protocol.codec import UInt, UShort
 from protocol.engine.delivery_ids import DeliveryIds
 from protocol.engine.incoming import frame_of
 from protocol.engine.padding import CONTROL, EVERYTHING, pad
@@ -52,7 +53,7 @@ class OutputWalk:
         self.batches: set[tuple[int, int, bytes]] = set()
         self.channels: dict[int, int] = {}
         self._translated = translated
-        self._answers: list[tuple[int, bytes]] = []  # channel, and a link's fields for a flow of its session
+        self._answers: dict[int, list[bytes]] = {}  # by channel, the fields of links for flows of their session
         self._widths = CONTROL
 
     def pad_everything(self) -> None:
@@ -64,7 +65,7 @@ class OutputWalk:
         """Let a flow tell of the link (2.7.4). Proton must be about to write a flow of its session."""
         channel, handle = own_handle
         fields = b"".join(codec.encode(UInt(field)) for field in (handle, delivery_count, credit))
-        self._answers.append((channel, fields + _AVAILABLE_AND_DRAIN[drain]))
+        self._answers.setdefault(channel, []).append(fields + _AVAILABLE_AND_DRAIN[drain])
         self.is_due = True
 
     def walk(self, output: bytes) -> bytes:
@@ -156,8 +157,7 @@ class OutputWalk:
     def _completed(self, flow: bytes) -> list[bytes]:
         """A flow for each link that must be told of, in place of the session's flow; or that flow itself."""
         channel = int.from_bytes(flow[6:8], "big")
-        told = [fields for at_channel, fields in self._answers if at_channel == channel]
-        self._answers = [answer for answer in self._answers if answer[0] != channel]
+        told = self._answers.pop(channel, ())
         return [
             (len(flow) + len(fields)).to_bytes(4, "big")
             + flow[4:12]
@@ -217,6 +217,5 @@ def refusal(container_id: str, condition: str, description: str, has_header: boo
 
     `has_header`: the peer has got the protocol header already.
     """
-    error = codec.Described(0x1D, [Symbol(condition), description, {}])
-    frames = frame_of(0, OPEN, [container_id]) + frame_of(0, CLOSE, [error])
+    frames = frame_of(0, OPEN, [container_id]) + frame_of(0, CLOSE, [amqp_error(condition, description)])
     return pad(frames if has_header else AMQP_HEADER + frames)

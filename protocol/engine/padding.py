@@ -17,8 +17,8 @@ its source it needs in each performative:
 7.15.0 adds all of these fields itself. Neither version adds missing fields of an error inside of `rejected` (the answer
 to a send: the IndexError is swallowed and the send hangs until its timeout) or of `close`: these lists must have their
 three elements. Where we write errors that costs nothing: an error always gets a description and an info map, which may
-be empty (Proton writes an empty map, and leaves out one that was not put). Faults that Proton finds itself have no
-info, so the errors of detach, end and close are completed here.
+be empty (`protocol.amqp_error`; Proton writes an empty map, and leaves out one that was not put). Faults that Proton
+finds itself have no info, so the errors of detach, end and close are completed here.
 
 `CONTROL` is for every peer: it pads rare performatives and does not change transfers and dispositions. `EVERYTHING` is
 for peers for which `reads_by_position` is true. Padding makes a frame up to 20 bytes longer and may thereby exceed the
@@ -30,12 +30,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from protocol import codec
+from protocol.amqp_error import completed
 from protocol.symbols import HEARTBEAT
 
 _FIELDS: Final = {0x10: 10, 0x11: 8, 0x12: 14, 0x13: 11, 0x14: 11, 0x15: 6, 0x16: 3, 0x17: 1, 0x18: 1}
 _FREQUENT: Final = (0x14, 0x15)
 _ERROR_AT: Final = {0x16: 2, 0x17: 0, 0x18: 0}  # the index of the error among the fields
-_ERROR_END: Final[tuple[Any, ...]] = ("", {})  # description and info, for an error without them
 
 # Width by performative code, 0 to leave it as it is.
 EVERYTHING: Final = bytes(_FIELDS.get(code, 0) for code in range(256))
@@ -92,10 +92,9 @@ def _with_whole_error(frame: bytes) -> bytes | None:
     fields = performative.value
     index = _ERROR_AT[performative.descriptor]
     error = fields[index] if len(fields) > index else None
-    if error is None or len(error.value) > len(_ERROR_END):
+    if error is None or (whole := completed(error)) is error:
         return None
-    error.value.extend(_ERROR_END[len(error.value) - 1 :])  # the condition is always there
-    body = codec.encode(performative)
+    body = codec.encode(codec.Described(performative.descriptor, [*fields[:index], whole, *fields[index + 1 :]]))
     return (_FRAME_HEADER_BYTES + len(body)).to_bytes(4, "big") + frame[4:_FRAME_HEADER_BYTES] + body
 
 

@@ -14,6 +14,7 @@ from cproton_ffi import ffi as ffi
 from cproton_ffi import lib as lib
 
 from protocol import codec
+from protocol.amqp_error import amqp_error
 from protocol.errors import ProtocolError
 
 Pointer = Any  # a cffi pointer: hashes and compares by address
@@ -57,13 +58,11 @@ def condition_of(pointer: Pointer) -> tuple[str, str]:
 
 
 def set_condition(pointer: Pointer, name: str, description: str, info: dict[Any, Any] | None = None) -> None:
-    """Set an error. It always gets an info map, so that its list has three elements on the wire.
-
-    Without a map proton leaves out the third element, and azure-servicebus hangs.
-    """
-    lib.pn_condition_set_name(pointer, name.encode())
-    lib.pn_condition_set_description(pointer, description.encode())
-    set_value(lib.pn_condition_info(pointer), info or {})
+    """Set an error with all of its fields. Without an info map, and be it empty, proton leaves out the third."""
+    condition, text, properties = amqp_error(name, description, info).value
+    lib.pn_condition_set_name(pointer, condition.encode())
+    lib.pn_condition_set_description(pointer, text.encode())
+    set_value(lib.pn_condition_info(pointer), properties)
 
 
 def value_of(data: Pointer) -> Any:

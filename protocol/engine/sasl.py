@@ -113,6 +113,11 @@ class SaslServer:
         # Two fields although the second is null, because azure-servicebus prints both when it is refused.
         return answer + _encode_frame(_OUTCOME, [UByte(_OK if self.identity else _AUTH), None])
 
+    def end(self) -> None:
+        """The connection is gone."""
+        del self._verify_plain
+        self._buffer = b""
+
     def _finish(self, identity: Identity | None) -> None:
         self.finished = True
         self.identity = identity
@@ -132,7 +137,7 @@ class SaslServer:
             return Identity(IdentityKind.ANONYMOUS)
         if mechanism == EXTERNAL:
             return Identity(IdentityKind.EXTERNAL, self._external) if self._external else None
-        credentials = _plain_credentials(response or b"")
+        credentials = parse_plain(response or b"")
         return self._verify_plain(*credentials) if credentials else None
 
 
@@ -209,7 +214,7 @@ def plain_response(key_name: str, key: str) -> bytes:
     return b"\0%b\0%b" % (key_name.encode(), key.encode())
 
 
-def _plain_credentials(response: bytes) -> tuple[str, str] | None:
+def parse_plain(response: bytes) -> tuple[str, str] | None:
     """Key name and key, or None if the response is not that of PLAIN or asks to act as someone else."""
     try:
         parts = response.decode().split("\0")

@@ -23,6 +23,7 @@ OUTCOMES: Final = frozenset(
         *("amqp:declared:list", "amqp:transactional-state:list"),
     )
 )
+_CONTAINERS: Final = (list, dict, Array)  # of which there may be arrays with more values
 VALUE_BYTES: Final = 150  # measured: 143 for a value of a source's filter, which is kept twice
 
 
@@ -99,7 +100,10 @@ def _values_in(value: Any) -> int:
             pending += each
             pending += each.values()
         elif kind is Array:
-            pending += each.items
+            if each.kind in _CONTAINERS:
+                pending += each.items
+            else:
+                count += len(each.items)
         elif kind is Described:
             pending += (each.descriptor, each.value)
     return count

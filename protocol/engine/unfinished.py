@@ -40,6 +40,11 @@ class Unfinished:
         self._pool.held_bytes += size
         return True
 
+    @property
+    def held_bytes(self) -> int:
+        """What the deliveries take, and proton's buffers of their parts."""
+        return self._held_bytes + self._buffer_bytes
+
     def give_back(self, size: int) -> None:
         self._held_bytes -= size
         self._pool.held_bytes -= size

@@ -148,16 +148,25 @@ bool transfer_link(const uint8_t *frame, size_t size, uint16_t *channel, uint32_
     return read_uint(frame, &at, size, handle);
 }
 
-// True if the frame is a disposition of a receiver that accepts deliveries in a transaction.
-static bool accepts_in_transaction(const uint8_t *frame, size_t size) {
+// Read the first two numbers of a disposition from `*at` on. False if it is for more than `few` deliveries.
+static bool read_few(const uint8_t *frame, size_t *at, size_t end, uint64_t few) {
+    uint32_t first, last;
+    if (!read_uint(frame, at, end, &first)) return false;
+    if (*at >= end) return true;
+    if (frame[*at] == NULL_VALUE) {
+        ++*at;
+        return true;
+    }
+    return read_uint(frame, at, end, &last) && last - first < few;
+}
+
+// True if the frame is a disposition of a receiver that accepts a few deliveries in a transaction.
+static bool accepts_in_transaction(const uint8_t *frame, size_t size, uint64_t few) {
     if (size < PERFORMATIVE_AT + 3 || frame[PERFORMATIVE_AT] != LIST_8) return false;
     size_t at = PERFORMATIVE_AT + 3, end = PERFORMATIVE_AT + 2 + frame[PERFORMATIVE_AT + 1];
     uint8_t count = frame[PERFORMATIVE_AT + 2];
-    uint32_t id;
     const uint8_t *transaction;
-    if (end != size || count < 5 || count > 6 || frame[at++] != TRUE_VALUE || !read_uint(frame, &at, end, &id)) return false;
-    if (at < end && frame[at] == NULL_VALUE) at++;
-    else if (!read_uint(frame, &at, end, &id)) return false;
+    if (end != size || count < 5 || count > 6 || frame[at++] != TRUE_VALUE || !read_few(frame, &at, end, few)) return false;
     if (at >= end || (frame[at] != TRUE_VALUE && frame[at] != FALSE_VALUE)) return false;
     at++;
     if (!read_state(frame, &at, end, true, &transaction)) return false;
@@ -169,17 +178,18 @@ static bool accepts_in_transaction(const uint8_t *frame, size_t size) {
 }
 
 // True if the frame is a disposition that need not be read: see `_SHORT_DISPOSITION` in `protocol.engine.incoming`.
-static bool is_usual_disposition(const uint8_t *frame, size_t size) {
+static bool is_usual_disposition(const uint8_t *frame, size_t size, uint64_t few) {
     if (size < 16 || !is_usual(frame, DISPOSITION)) return false;
-    if (size > SHORT_DISPOSITION_BYTES) return accepts_in_transaction(frame, size);
-    uint8_t first = frame[15];
-    return frame[14] == TRUE_VALUE && (first == UINT_0 || first == SMALL_UINT || first == UINT);
+    if (size > SHORT_DISPOSITION_BYTES) return accepts_in_transaction(frame, size, few);
+    size_t at = 15;
+    return frame[14] == TRUE_VALUE && read_few(frame, &at, size, few);
 }
 
 size_t frames_walk(const uint8_t *data, size_t at, size_t end, size_t largest, const struct form *form,
                    bool dispositions, uint64_t *next_id) {
     size_t id_at = 4 + form->head_bytes, tag_at = id_at + form->id_bytes;
     size_t rest_at = tag_at + 2 + form->tag_head[1], least = rest_at + form->rest_bytes;
+    uint64_t few = form->few_deliveries ? form->few_deliveries : UINT64_MAX;
     while (end - at >= FRAME_HEAD_BYTES + 4) {
         const uint8_t *frame = data + at;
         size_t size = read_u32(frame);
@@ -189,7 +199,7 @@ size_t frames_walk(const uint8_t *data, size_t at, size_t end, size_t largest, c
             if (id != *next_id || memcmp(frame + tag_at, form->tag_head, 2)) break;
             if (memcmp(frame + rest_at, form->rest, form->rest_bytes)) break;
             *next_id = id + 1;
-        } else if (!dispositions || !is_usual_disposition(frame, size)) {
+        } else if (!dispositions || !is_usual_disposition(frame, size, few)) {
             break;
         }
         at += size;

@@ -45,11 +45,13 @@ struct form {
     uint8_t tag_head[2];
     const uint8_t *rest; // the bytes of the performative behind the tag
     size_t rest_bytes;
+    uint32_t few_deliveries; // the most that a usual disposition is for; 0 is any number
 };
 
 // The offset behind the frames from `at` on that are transfers of this form, with consecutive delivery-ids from
-// `*next_id` on, or usual dispositions of a receiver if `dispositions`: short ones, or accepted ones in a transaction. All
-// of them end before `end`, and none has more than `largest` bytes. `*next_id` becomes the id behind the last one, which may be 2^32.
+// `*next_id` on, or usual dispositions of a receiver if `dispositions`: for few deliveries, and short or accepted in a
+// transaction. All of them end before `end`, and none has more than `largest` bytes. `*next_id` becomes the id behind the
+// last one, which may be 2^32.
 size_t frames_walk(const uint8_t *data, size_t at, size_t end, size_t largest, const struct form *form,
                    bool dispositions, uint64_t *next_id);
 

@@ -60,7 +60,7 @@ static PyObject *transfer_fields(PyObject *module, PyObject *arguments) {
                          transfer.settled ? Py_True : Py_False, transfer.more ? Py_True : Py_False);
 }
 
-// walk(data, at, largest, form, dispositions, next_id) -> at, next_id
+// walk(data, at, largest, form, dispositions, next_id, few deliveries) -> at, next_id
 // `form` is the head, the tag's head and the rest behind the tag, and the number of bytes of a delivery-id.
 static PyObject *walk(PyObject *module, PyObject *arguments) {
     (void)module;
@@ -68,15 +68,17 @@ static PyObject *walk(PyObject *module, PyObject *arguments) {
     Py_ssize_t size, at, largest, head_bytes, tag_head_bytes, rest_bytes, id_bytes;
     int dispositions;
     unsigned long long next_id;
-    if (!PyArg_ParseTuple(arguments, "y#nn(y#y#y#n)pK", &data, &size, &at, &largest, &head, &head_bytes, &tag_head,
-                          &tag_head_bytes, &rest, &rest_bytes, &id_bytes, &dispositions, &next_id))
+    unsigned int few_deliveries = 0;
+    if (!PyArg_ParseTuple(arguments, "y#nn(y#y#y#n)pK|I", &data, &size, &at, &largest, &head, &head_bytes, &tag_head,
+                          &tag_head_bytes, &rest, &rest_bytes, &id_bytes, &dispositions, &next_id, &few_deliveries))
         return NULL;
     if (at < 0 || at > size || largest < 0 || tag_head_bytes != 2 || (id_bytes != 1 && id_bytes != 4)) {
         PyErr_SetString(PyExc_ValueError, "no such form or bytes");
         return NULL;
     }
     struct form form = {.head = (const uint8_t *)head, .head_bytes = (size_t)head_bytes, .id_bytes = (size_t)id_bytes,
-                        .rest = (const uint8_t *)rest, .rest_bytes = (size_t)rest_bytes};
+                        .rest = (const uint8_t *)rest, .rest_bytes = (size_t)rest_bytes,
+                        .few_deliveries = few_deliveries};
     memcpy(form.tag_head, tag_head, 2);
     uint64_t id = next_id;
     size_t end = frames_walk((const uint8_t *)data, (size_t)at, (size_t)size, (size_t)largest, &form, dispositions, &id);
@@ -128,12 +130,20 @@ static PyObject *render(PyObject *module, PyObject *arguments) {
     return rendered;
 }
 
+// window(session) -> how many transfers its peer takes, besides those that are written
+static PyObject *window(PyObject *module, PyObject *address) {
+    (void)module;
+    void *session = PyLong_AsVoidPtr(address);
+    return PyErr_Occurred() ? NULL : PyLong_FromUnsignedLong(proton.session_remote_incoming_window(session));
+}
+
 static PyMethodDef methods[] = {
     {"setup", setup, METH_VARARGS, NULL},
     {"walk", walk, METH_VARARGS, NULL},
     {"transfer", transfer_fields, METH_VARARGS, NULL},
     {"take_apart", take_apart, METH_VARARGS, NULL},
     {"render", render, METH_VARARGS, NULL},
+    {"window", window, METH_O, NULL},
     {"accept_all", accept_all, METH_O, NULL},
     {"settle_all", settle_all, METH_VARARGS, NULL},
     {"store_run", store_run, METH_VARARGS, NULL},

@@ -7,6 +7,9 @@
 #define STAGED_BYTES (16 << 10) // given to proton at once
 #define PEEK_BYTES 1024         // taken from proton at once, at least
 #define KEPT_WRITTEN_BYTES (8 << 20) // of the buffer for output; a larger one is freed when it was copied
+// A push stops when Python has been called so often, and looks after so many frames that Python takes.
+#define CALLS_AT_ONCE 64
+#define FRAMES_AT_ONCE 32
 #define TRANSACTION_FIELDS_BYTES 64 // of a transactional-state with an outcome without fields, at most
 
 // Moves frames between a connection's socket and proton. Of usual transfers proton gets and writes the performatives
@@ -24,6 +27,7 @@ typedef struct {
     void *part_link;             // the link of the part that is given to proton now, if one is
     struct buffer ahead;         // what proton has written since the last pull
     struct ring ended;           // Outgoings that were removed, and whose last transfers proton writes next
+    size_t calls;                // of Python since the push began
     bool dispatching;            // an event is being handled, which is popped then
     bool finished;
 } Pump;
@@ -45,6 +49,7 @@ static PyObject *linked(const struct map *map, uint64_t key) {
 // -- events
 
 static int call_engine(Pump *pump) {
+    pump->calls++;
     PyObject *result = PyObject_CallMethod(pump->engine, "on_event", NULL);
     Py_XDECREF(result);
     return result ? 0 : -1;
@@ -60,6 +65,7 @@ static bool take_payload(Pump *pump, void *link, void *delivery, struct payload 
 }
 
 static int told_unusual(Pump *pump, void *delivery, const uint8_t *message, size_t size, bool settled) {
+    pump->calls++;
     PyObject *result = PyObject_CallMethod(pump->engine, "on_unusual", "Ky#O", address_of(delivery), message,
                                            (Py_ssize_t)size, settled ? Py_True : Py_False);
     Py_XDECREF(result);
@@ -214,7 +220,7 @@ static int take_transfer(Pump *pump, Incoming *incoming, const uint8_t *frame, c
     size_t size = transfer->size - transfer->payload_at;
     *payload = (struct payload){incoming->link, frame + transfer->payload_at, size, transfer->transaction};
     if (stage_performative(pump, frame, transfer) < 0) return -1;
-    return pump->staged.size < STAGED_BYTES ? 1 : give_staged(pump);
+    return pump->staged.size < STAGED_BYTES && pump->payloads.count < CALLS_AT_ONCE ? 1 : give_staged(pump);
 }
 
 // Take a transfer of a delivery of several, whose frame is whole. Its event comes at once, so that no payload of another
@@ -227,6 +233,7 @@ static int take_part(Pump *pump, Incoming *incoming, const uint8_t *frame, const
     int result = give_staged(pump);
     if (result <= 0) return result;
     if (linked(&pump->by_link, address_of(incoming->link)) != (PyObject *)incoming) return DECLINED; // it was removed
+    pump->calls++;
     PyObject *taken = PyObject_CallMethod(pump->engine, "take_part", "Kn", address_of(incoming->link), (Py_ssize_t)size);
     if (!taken) return -1;
     Py_DECREF(taken);
@@ -283,26 +290,28 @@ static bool is_unfinished(Incoming *incoming) {
     return incoming->may_be_unfinished;
 }
 
-// Take frames from `bytes`, which the walk has checked, up to a transfer that is not whole: its offset is `*at` then.
-static int take_frames(Pump *pump, const uint8_t *bytes, size_t size, size_t *at) {
+// Take frames from `bytes`, which the walk has checked: up to the offset `*at`. There is the end, or a transfer that is
+// not whole if `*is_whole` is false, or Python has done much.
+static int take_frames(Pump *pump, const uint8_t *bytes, size_t size, size_t *at, bool *is_whole) {
     int result = 1;
+    size_t staged = 0; // frames, since proton was given some
+    *is_whole = true;
     if (pump->passing) {
         size_t passed = pump->passing < size ? pump->passing : size;
         pump->passing -= passed;
         *at = passed;
         result = give(pump, bytes, passed);
     }
-    while (result > 0 && *at < size) {
+    while (result > 0 && *at < size && pump->calls < CALLS_AT_ONCE) {
         const uint8_t *frame = bytes + *at;
         size_t here = size - *at;
         Incoming *incoming = incoming_of(pump, frame, here);
         if (incoming && !is_unfinished(incoming)) {
             size_t transfer_bytes = 0;
-            bool is_whole = true;
             Py_INCREF((PyObject *)incoming); // its owner may remove it
-            result = take_usual(pump, incoming, frame, here, &transfer_bytes, &is_whole);
+            result = take_usual(pump, incoming, frame, here, &transfer_bytes, is_whole);
             Py_DECREF((PyObject *)incoming);
-            if (!is_whole) break;
+            if (!*is_whole) break;
             if (result != DECLINED) {
                 *at += transfer_bytes;
                 continue;
@@ -320,7 +329,11 @@ static int take_frames(Pump *pump, const uint8_t *bytes, size_t size, size_t *at
         if (result > 0) result = is_alone ? give(pump, frame, passed) : stage(pump, frame, passed);
         pump->passing = frame_bytes - passed;
         *at += passed;
-        if (result > 0 && pump->staged.size >= STAGED_BYTES) result = give_staged(pump);
+        staged = is_alone ? 0 : staged + 1;
+        if (result > 0 && (pump->staged.size >= STAGED_BYTES || staged >= FRAMES_AT_ONCE)) {
+            result = give_staged(pump);
+            staged = 0;
+        }
     }
     return result;
 }
@@ -339,11 +352,12 @@ static int take_rest(Pump *pump, const uint8_t *bytes, size_t size, size_t *at) 
     *at = taken;
     if (taken < missing) return 2;
     size_t frame_at = 0;
-    int result = take_frames(pump, partial->bytes, partial->size, &frame_at);
+    bool is_whole;
+    int result = take_frames(pump, partial->bytes, partial->size, &frame_at, &is_whole);
     return result > 0 ? give_staged(pump) : result; // its payload is in `partial`
 }
 
-// push(data, at, stop): False if proton has found a fault.
+// push(data, at, stop): the offset up to which the bytes were taken; -1 if proton has found a fault.
 static PyObject *pump_push(PyObject *self, PyObject *arguments) {
     Pump *pump = (Pump *)self;
     PyObject *data;
@@ -356,21 +370,25 @@ static PyObject *pump_push(PyObject *self, PyObject *arguments) {
     const uint8_t *bytes = (const uint8_t *)PyBytes_AsString(data) + from;
     size_t size = (size_t)(stop - from), at = 0;
     int result = 1;
+    pump->calls = 0;
     if (pump->partial.size) {
         result = take_rest(pump, bytes, size, &at);
-        if (result == 2) Py_RETURN_TRUE;
+        if (result == 2) return PyLong_FromSsize_t(stop);
         buffer_free(&pump->partial);
     }
     if (result > 0) {
+        bool is_whole;
         bytes += at;
         size -= at;
+        from += (Py_ssize_t)at;
         at = 0;
-        result = take_frames(pump, bytes, size, &at);
+        result = take_frames(pump, bytes, size, &at, &is_whole);
         if (result > 0) result = give_staged(pump);
-        if (result > 0 && at < size) {
+        if (result > 0 && !is_whole) {
             if (buffer_reserve(&pump->partial, read_u32(bytes + at))) {
                 pump->partial.size = size - at;
                 write_bytes(pump->partial.bytes, bytes + at, size - at);
+                at = size;
             } else {
                 PyErr_NoMemory();
                 result = -1;
@@ -380,7 +398,7 @@ static PyObject *pump_push(PyObject *self, PyObject *arguments) {
     while (pump->payloads.count) ring_pop(&pump->payloads); // proton has found a fault before them
     buffer_free(&pump->staged);
     if (result < 0) return NULL;
-    return PyBool_FromLong(result);
+    return PyLong_FromSsize_t(result ? from + (Py_ssize_t)at : -1);
 }
 
 // -- output

@@ -7,7 +7,7 @@ the text of the shared access key, not its bytes decoded from base64.
 
 A resource is a URI whose scheme and host are ignored. Some signers leave out the scheme (`host/queue`, or `host` for
 the namespace). Such a host must not be mistaken for a path, nor a path for a host, which would mean the whole
-namespace.
+namespace: `protocol.host_names` tells them apart.
 """
 
 import base64
@@ -21,20 +21,12 @@ from urllib.parse import quote, unquote
 
 from protocol import error_texts
 from protocol.errors import ProtocolError
+from protocol.host_names import DEFAULT_HOST_NAMES, HostNames, is_pattern
 
 PREFIX: Final = "SharedAccessSignature "
 MAX_TOKEN_CHARACTERS = 8192
 
 _ORIGIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/]*")
-_HOST: Final = re.compile(
-    r"""( localhost
-        | [a-z0-9-]+ (\.[a-z0-9-]+)+ \.?   # a name with dots, an IPv4 address
-        | \[[0-9a-f:.]+\]                  # an IPv6 address
-        ) (:[0-9]{1,5})?
-    | [a-z0-9.-]+ :[0-9]{1,5}
-    """,
-    re.IGNORECASE | re.VERBOSE | re.ASCII,
-)
 _EXPIRY: Final = re.compile(r"[0-9]{1,15}")
 
 
@@ -43,6 +35,7 @@ class TokenError(ProtocolError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"{type(self).__name__}: {reason}")
+        self.reason = reason
 
 
 class MissingToken(TokenError): ...
@@ -70,7 +63,9 @@ class KeyRule(NamedTuple):
 
 
 # True if the first segment of a URI without a scheme is a host, perhaps with a port, and no part of an entity's path.
+# It is `HostNames.has`.
 IsHost = Callable[[str], bool]
+_DEFAULT_NAMES: Final = HostNames(DEFAULT_HOST_NAMES).has
 
 # (key name, audience path) -> the rules with that name at the path and above it, up to the namespace.
 KeyLookup = Callable[[str, str], Sequence[KeyRule]]
@@ -126,12 +121,7 @@ def parse(token: str) -> Token:
     return Token(fields["sr"], signature, fields["se"], unquote(fields["skn"]))
 
 
-def looks_like_host(name: str) -> bool:
-    """True for `localhost`, a name with dots or a port, or an IP address. A plain name may also be an entity's."""
-    return _HOST.fullmatch(name) is not None
-
-
-def verify(token: str, audience: str, lookup: KeyLookup, now_s: float, is_host: IsHost = looks_like_host) -> Claim:
+def verify(token: str, audience: str, lookup: KeyLookup, now_s: float, is_host: IsHost = _DEFAULT_NAMES) -> Claim:
     """The grant of `token` at `audience`, a URI or a path. Raises a TokenError."""
     path = resource_path(audience, is_host)
     parsed = parse(token)
@@ -167,7 +157,18 @@ def generate(resource: str, key_name: str, key: str, expires_s: int) -> str:
     return f"{PREFIX}sr={encoded}&sig={quote(signature, safe='')}&se={expires}&skn={quote(key_name, safe='')}"
 
 
-def resource_path(uri: str, is_host: IsHost = looks_like_host) -> str:
+def unknown_host(uri: str, is_host: IsHost) -> str | None:
+    """The first segment of `uri`, if it was taken for a part of a path and may have been meant as a host."""
+    first = uri.partition("?")[0].partition("/")[0]
+    return first if is_pattern(first) and not is_host(first) else None
+
+
+def resource_of(token: str) -> str:
+    """The resource that a token is for. Raises MalformedToken."""
+    return unquote(parse(token).resource)
+
+
+def resource_path(uri: str, is_host: IsHost = _DEFAULT_NAMES) -> str:
     """The path in `uri`, for comparison: decoded, in lower case, without slashes around it or `/$management`.
 
     Scheme, host, port and query are ignored; the namespace itself is the empty path. Without a scheme, `is_host`

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from storage.capture.errors import AnotherNamespace, DamagedManifest, InUse, Superseded
-from storage.capture.manifest import Entry, Kind, Snapshot, State, decode, encode
+from storage.capture.manifest import Entry, Kind, Snapshot, State, TableName, decode, encode
 from storage.capture.place import PARTIAL, Place
 from storage.file_lock import FileLock, FileLocked
 
@@ -167,7 +167,7 @@ class Chain:
         self._lock = _locked(place)
         try:
             self._claim(sleep)
-            state = load(place) or State(namespace)
+            state = load(place) or _first_state(place, namespace)
             if state.namespace != namespace:
                 raise AnotherNamespace(f"{place.url} has rows of the namespace {state.namespace!r}, not {namespace!r}")
             self.state = state
@@ -270,6 +270,18 @@ class Chain:
                 self._put_claim(ended=True)
         if self._lock is not None:
             self._lock.release()
+
+
+def _first_state(place: Place, namespace: str) -> State:
+    """Nothing was captured yet: a writer puts its first entry down before any file. Raises DamagedManifest."""
+    stored = next((each for table in TableName for each in place.files(f"table={table}")), None)
+    if stored is None:
+        return State(namespace)
+    if (by_another_writer := load(place)) is not None:
+        return by_another_writer
+    raise DamagedManifest(
+        f"{FOLDER}: has no entry, but {stored.path} is there. Put the entries back, or capture to another URL"
+    )
 
 
 def _locked(place: Place) -> FileLock | None:

@@ -9,7 +9,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from storage.journal.entities import of_entities, pattern_of
+from storage.journal.entities import Wanted
 from storage.journal.events import DAMAGED, Op, name_of
 from storage.journal.files import JournalDamaged, Piece, Reading
 from storage.journal.frames import STREAM_END, CorruptJournal, decode, message, message_of, stream_begin
@@ -21,15 +21,14 @@ LARGE_BYTES: Final = 64 << 10  # of a payload; a smaller one is joined with othe
 
 
 def stream(
-    partition: int, reading: Reading, entity: str | None, *, records: bool, time_ms: int
+    partition: int, reading: Reading, wanted: Wanted | None, *, records: bool, time_ms: int
 ) -> Iterator[bytes | memoryview]:
-    """Pieces of the stream. `entity`: a pattern as of a shell that the entity's path must fit, whatever its case; rows
-    without an entity fit always. Without `records`, the columns with bodies are left out. `time_ms` is now.
+    """Pieces of the stream, of wanted entities or of all; rows without an entity are always in it. Without `records`,
+    the columns with bodies are left out. `time_ms` is now.
 
     Closes the reading. Raises OSError.
     """
     schema = SCHEMA if records else without_bodies(SCHEMA)
-    pattern = None if entity is None else pattern_of(entity)
     small: list[pa.RecordBatch] = []
     small_bytes = small_rows = 0
 
@@ -47,7 +46,7 @@ def stream(
                 if isinstance(piece, JournalDamaged):
                     raise piece
                 payload = piece.payload()
-                if pattern is None and records and piece.is_whole and len(payload) >= LARGE_BYTES:
+                if wanted is None and records and piece.is_whole and len(payload) >= LARGE_BYTES:
                     yield from joined()
                     yield message_of(payload)
                     continue
@@ -60,8 +59,8 @@ def stream(
                 batch = _gap(partition, found, time_ms)
             if not records:
                 batch = batch.drop_columns(list(BODY_COLUMNS))
-            if pattern is not None:
-                batch = of_entities(batch, pattern)
+            if wanted is not None:
+                batch = wanted.rows_of(batch)
             if not len(batch):
                 continue
             small.append(batch.replace_schema_metadata(None))

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from storage.durable import sync_directory
+from storage.durable import sync_directory, write_again
 from storage.journal.frames import (
     HEAD_BYTES,
     MAGIC,
@@ -63,6 +63,14 @@ class JournalDamaged(Exception):
     def __init__(self, path: Path, byte: int, first: int, end: int, why: str) -> None:
         super().__init__(f"{path}: byte {byte}: the rows from {first} to {end - 1} cannot be read: {why}")
         self.path, self.byte, self.first, self.end = path, byte, first, end
+
+
+class Reached(NamedTuple):
+    """How far a journal is synced: there were rows up to below `offset`, of what `made` says."""
+
+    epoch: bytes
+    offset: int
+    made: Made
 
 
 @dataclass(slots=True)
@@ -147,8 +155,18 @@ class Reading:
 class PartitionJournal:
     """Raises OSError, as all its methods do that write or read."""
 
-    def __init__(self, directory: Path, *, roll_bytes: int = ROLL_BYTES, roll_seconds: float = ROLL_SECONDS) -> None:
-        """Make the directory if it is missing, and cut off what is torn at the end of the newest file."""
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        roll_bytes: int = ROLL_BYTES,
+        roll_seconds: float = ROLL_SECONDS,
+        noted: Reached | None = None,
+    ) -> None:
+        """Make the directory if it is missing, and cut off what is torn at the end of the newest file.
+
+        `noted`: what `reached` was at some time before. If less is there, the rest is lost, which is damage.
+        """
         self.directory = directory
         self._roll_bytes, self._roll_seconds = roll_bytes, roll_seconds
         self._lock = threading.Lock()
@@ -167,8 +185,11 @@ class PartitionJournal:
         self._written_ms: int | None = None
         self._written_made: Made | None = None
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        sync_directory(directory.parent)
         self._files = sorted(_found(directory), key=lambda each: (each.epoch, each.first_offset))
         self._open_newest()
+        if noted is not None:
+            self._go_on_behind(noted)
 
     # -- opening
 
@@ -185,12 +206,31 @@ class PartitionJournal:
                 self.epoch, self.end, self.stable = newest.epoch, found.end_offset, found.end_offset
                 self.stable_ms = self._written_ms = found.max_ms
                 self._written = newest.size
-                with newest.path.open("rb") as file:  # its last writer may have been killed before the sync
-                    os.fdatasync(file.fileno())
+                # Its last writer may have been killed before the sync, or that may have failed: each frame was synced
+                # before the next was written.
+                write_again(newest.path, [(found.last_at, _content(newest.path, found.last_at, found.end))])
                 sync_directory(self.directory)
                 return
             newest.path.unlink()
             self._files.pop()
+
+    def _go_on_behind(self, noted: Reached) -> None:
+        """Offsets that somebody may have read are not used again, and their rows are named as lost."""
+        if (noted.epoch, noted.offset) <= (self.epoch, self.end):
+            return
+        first = self.end if noted.epoch == self.epoch else 0
+        path = self._files[-1].path if self._files and noted.epoch == self.epoch else self.directory
+        self.damage.append(
+            JournalDamaged(path, self._written, first, noted.offset, "their end, or their file, is gone")
+        )
+        self.epoch, self.end, self.stable = noted.epoch, noted.offset, noted.offset
+        self.made = self._written_made = noted.made
+
+    @property
+    def reached(self) -> Reached | None:
+        """None if there is nothing in this epoch. To be noted elsewhere, for the next opening."""
+        with self._lock:
+            return None if self.made is None else Reached(self.epoch, self.stable, self.made)
 
     # -- appending: by one thread
 
@@ -459,6 +499,7 @@ class _Scan:
         self.max_ms: int | None = None
         self.damage: list[JournalDamaged] = []
         self.end = 0  # behind the last frame; what follows is torn
+        self.last_at = 0  # where the last frame begins
         with file.path.open("rb") as opened:
             descriptor, at = opened.fileno(), 0
             while at < file.size:
@@ -480,6 +521,7 @@ class _Scan:
                 self.end_offset = head.end_offset
                 if head.max_ms != _NO_TIME_MS:
                     self.max_ms = head.max_ms
+                self.last_at = at
                 at += HEAD_BYTES + head.length
                 self.end = at
 
@@ -497,6 +539,12 @@ class _Scan:
         if following is None:
             return head.end_offset, at + HEAD_BYTES + head.length
         return head.first_offset, following
+
+
+def _content(path: Path, start: int, end: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(end - start)
 
 
 def _next_frame(descriptor: int, at: int, size: int) -> int | None:

@@ -2,11 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from fnmatch import translate
-from re import IGNORECASE, Pattern
-from re import compile as compiled
 from typing import Any, NamedTuple
 
+from storage.journal.entities import fits
 from storage.journal.events import Hint
 from storage.journal.schema import SUB_QUEUES
 from storage.queue_ids import entity_of, part_of
@@ -22,14 +20,12 @@ class Modes:
     """What is journaled of which entity: by the first pattern that fits its path, whatever the case."""
 
     def __init__(self, mode: Mode, modes: Mapping[str, Mode]) -> None:
-        """`modes` by patterns, as of a shell, in which `*` stands for slashes, too."""
+        """`modes` by patterns (`storage.journal.entities`)."""
         self._mode = mode
-        self._modes: list[tuple[Pattern[str], Mode]] = [
-            (compiled(translate(pattern), IGNORECASE), each) for pattern, each in modes.items()
-        ]
+        self._modes = [(fits(pattern), each) for pattern, each in modes.items()]
 
     def of(self, path: str) -> Mode:
-        return next((mode for pattern, mode in self._modes if pattern.match(path)), self._mode)
+        return next((mode for is_of, mode in self._modes if is_of(path)), self._mode)
 
 
 class Queue(NamedTuple):

@@ -232,6 +232,22 @@ class YoungTable:
             self._deleted.append(keys)
             self.highest = max(self.highest, keys.highest)
 
+    def merge(self, newer: "YoungTable") -> None:
+        """Add the changes of a younger layer.
+
+        A checkpoint of this one was begun, so the tables may have what is fresh here. Therefore all deletions stay:
+        without that of a fresh key, the next checkpoint would leave its item in the tables for ever.
+        """
+        deleted, changed = newer.split()
+        fresh = self.fresh
+        for key in deleted:
+            fresh.pop(key, None)
+        if deleted:
+            self._deleted.append(deleted)
+            self.highest = max(self.highest, newer.highest)
+        self.put(changed)
+        self.insert(list(newer.fresh.items()), list(newer.fresh))
+
     def split(self) -> tuple[list[bytes], list[Item]]:
         """The changed keys that were deleted, of which some may be there twice, and the items of the others."""
         if not self._changed:
@@ -372,9 +388,6 @@ class Layer:
             yield from young.pieces(table, fresh_items)
 
     def merge(self, newer: "Layer") -> None:
-        """Add the changes of a layer that was above this one."""
+        """Add the changes of a layer that was above this one, which a checkpoint may have written to the tables."""
         for young, above in zip(self.tables, newer.tables, strict=True):
-            deleted, changed = above.split()
-            young.delete(deleted)
-            young.put(changed)
-            young.insert(list(above.fresh.items()), list(above.fresh))
+            young.merge(above)

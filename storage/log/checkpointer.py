@@ -1,39 +1,45 @@
 """The process that keeps the tables of one worker's partitions up to date, while the worker goes on.
 
-It is `python -m storage.log.checkpointer DESCRIPTOR`, with a socket to its worker as standard input; the descriptor is
-that of shared memory. A process, because a thread would take turns with the worker's own. Requests and answers are
-msgpack lists; the worker's side is `checkpointing`. The net effects are pieces [partition, TableEffect], one behind the
-other, those of a partition together.
+It is `python -m storage.log.checkpointer DESCRIPTOR DESCRIPTOR`, with a socket to its worker as standard input; the
+descriptors are those of shared memory, for net effects and for signs of life (`storage.liveness`). A process, because a
+thread would take turns with the worker's own. Requests and answers are msgpack lists; the worker's side is
+`checkpointing`. The net effects are pieces [partition, TableEffect], one behind the other, those of a partition
+together.
 
     request  [OPEN, {partition: path}, log id, worker, map size, size of the largest record, process id of the worker]
     request  [CHECKPOINT, sizes of the pieces in the memory, LSN of their last turn, {partition: LSN of its tables}]
     request  [PREPARE, path, size]
     answer   [WORKS_ON, partition]
-    answer   [DONE, LSN, {partition: LSN of its tables}, {partition: bytes that find adjacent pages}]
+    answer   [DONE, LSN, {partition: LSN of its tables}, {partition: bytes that find adjacent pages},
+             [[partition, problem], …]]; the last are the partitions that had no room, whose tables lack it
     answer   [PREPARED, path, problem, or nothing]
-    answer   [FULL, problem]; the disk or a map is full, and nothing of the checkpoint counts
     answer   [DAMAGED, problem], [FAILED, problem]; the process ends
 """
 
-import mmap
-import os
-import signal
-import socket
 import sys
-from contextlib import suppress
-from enum import IntEnum
-from pathlib import Path
-from typing import Any
 
-import msgpack
+from storage.liveness import SILENT, SharedSigns, Signs
 
-from storage.heap import keep_freed
-from storage.lmdb_store import MAP_SLACK_BYTES, LmdbStore
-from storage.log.changes import NetEffect
-from storage.log.segments import prepare
-from storage.log.tables import LogPosition, position, write_net_effect, write_position
-from storage.parent import die_with_parent
-from storage.store import StoreDamaged, StoreError, StoreFull
+SIGNS: Signs = SharedSigns(int(sys.argv[2])) if __name__ == "__main__" else SILENT
+with SIGNS.loading():
+    import mmap
+    import os
+    import signal
+    import socket
+    from contextlib import suppress
+    from enum import IntEnum
+    from pathlib import Path
+    from typing import Any, NamedTuple
+
+    import msgpack
+
+    from storage.heap import keep_freed
+    from storage.lmdb_store import MAP_SLACK_BYTES, LmdbStore
+    from storage.log.changes import NetEffect
+    from storage.log.segments import prepare
+    from storage.log.tables import LogPosition, position, write_net_effect, write_position
+    from storage.parent import die_with_parent
+    from storage.store import StoreDamaged, StoreError, StoreFull
 
 READ_BYTES = 1 << 16
 # With this much behind the last page of the file, nobody needs to know which other pages are adjacent.
@@ -51,16 +57,38 @@ class Answer(IntEnum):
     WORKS_ON = 0
     DONE = 1
     PREPARED = 2
-    FULL = 3
-    DAMAGED = 4
-    FAILED = 5
+    DAMAGED = 3
+    FAILED = 4
+
+
+class Full(NamedTuple):
+    """The disk or the map of a partition had no room for its checkpoint: it has none of it but deletions."""
+
+    partition: int
+    problem: str
+
+
+class Checkpointed(NamedTuple):
+    """`positions`: the LSN that the tables of each partition say. `adjacent_bytes`: so many bytes of records of the
+    largest size certainly find adjacent pages in its file."""
+
+    positions: dict[int, int]
+    adjacent_bytes: dict[int, int]
+    full: list[Full]
 
 
 class Tables:
     """The tables of a worker's partitions, open for writing."""
 
     def __init__(
-        self, connection: socket.socket, paths: dict[int, str], log_id: bytes, worker: int, map_size: int, largest: int
+        self,
+        connection: socket.socket,
+        paths: dict[int, str],
+        log_id: bytes,
+        worker: int,
+        map_size: int,
+        largest: int,
+        signs: Signs = SILENT,
     ) -> None:
         self._connection = connection
         self._log_id = log_id
@@ -76,18 +104,17 @@ class Tables:
                 create=False,
                 attached=True,
                 owned=False,
+                signs=signs,
             )
             self._stores[partition].reserve()
 
-    def checkpoint(
-        self, effects: dict[int, NetEffect], up_to_lsn: int, positions: dict[int, int]
-    ) -> tuple[dict[int, int], dict[int, int]]:
-        """Write net effects to the tables; one commit for each partition.
+    def checkpoint(self, effects: dict[int, NetEffect], up_to_lsn: int, positions: dict[int, int]) -> Checkpointed:
+        """Write net effects to the tables; one commit for each partition, whether or not the others find room.
 
-        Returns the LSN that the tables of each partition say now, and the bytes of records of the largest size that
-        certainly find adjacent pages. Raises StoreError, OSError.
+        `positions` are those before. Raises StoreError, OSError.
         """
         positions = dict(positions)
+        full = []
         for partition, effect in effects.items():
             store = self._stores[partition]
             self._works_on(partition)
@@ -95,21 +122,27 @@ class Tables:
             found = position(store)
             if found is None or found.log_id != self._log_id or found.lsn > up_to_lsn:
                 raise StoreError(f"{store.path}: has changes of another process: {found}")
-            self._write(store, effect, up_to_lsn)
-            store.reserve()
-            positions[partition] = up_to_lsn
-        return positions, {partition: self._adjacent_bytes(store) for partition, store in self._stores.items()}
+            try:
+                self._write(store, effect, up_to_lsn)
+            except StoreFull as error:
+                full.append(Full(partition, str(error)))
+            else:
+                store.reserve()
+                positions[partition] = up_to_lsn
+        adjacent_bytes = {partition: self._adjacent_bytes(store) for partition, store in self._stores.items()}
+        return Checkpointed(positions, adjacent_bytes, full)
 
     def _write(self, store: LmdbStore, effect: NetEffect, lsn: int) -> None:
-        at = LogPosition(self._log_id, self._worker, lsn)
         try:
             write_net_effect(store, effect)
-            write_position(store, at)
+            write_position(store, LogPosition(self._log_id, self._worker, lsn))
             store.commit()
         except StoreFull:
             # What is only deleted needs few pages, and pages that it frees can be used by the next commit but one.
-            # The position stays, so all turns are applied again.
+            # The position stays, so all turns are applied again. It is written all the same: without any change there
+            # is no commit, and pages that the last one freed would never be used.
             write_net_effect(store, [(table, deleted, (), ()) for table, deleted, _, _ in effect])
+            write_position(store, position(store))
             store.commit()
             raise
 
@@ -126,7 +159,7 @@ def _send(connection: socket.socket, answer: list[Any]) -> None:
     connection.sendall(msgpack.packb(answer))
 
 
-def _net_effects(memory: int, sizes: list[int]) -> dict[int, NetEffect]:
+def _net_effects(memory: int, sizes: list[int], signs: Signs) -> dict[int, NetEffect]:
     """Those in the shared memory, by partition, with the pieces of each table joined."""
     effects: dict[int, NetEffect] = {}
     if not sizes:
@@ -134,6 +167,7 @@ def _net_effects(memory: int, sizes: list[int]) -> dict[int, NetEffect]:
     with mmap.mmap(memory, sum(sizes), prot=mmap.PROT_READ) as packed, memoryview(packed) as view:
         at = 0
         for size in sizes:
+            signs.beat()
             partition, (table, *piece) = msgpack.unpackb(view[at : at + size], use_list=False)
             at += size
             effect = effects.setdefault(partition, [])
@@ -144,35 +178,31 @@ def _net_effects(memory: int, sizes: list[int]) -> dict[int, NetEffect]:
     return effects
 
 
-def serve(connection: socket.socket, memory: int) -> None:
-    """`memory` is the descriptor of the shared memory."""
+def serve(connection: socket.socket, memory: int, signs: Signs) -> None:
+    """`memory` is the descriptor of the shared memory with net effects."""
     unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=1 << 26)
     tables: Tables | None = None
     while data := connection.recv(READ_BYTES):
         unpacker.feed(data)
         for kind, *fields in unpacker:
             if kind == Request.OPEN:
-                *of_tables, parent = fields
+                paths, log_id, worker, map_size, largest, parent = fields
                 if os.getppid() != parent:  # it ended before we were tied to it
                     return
-                tables = Tables(connection, *of_tables)
+                tables = Tables(connection, paths, log_id, worker, map_size, largest, signs)
             elif kind == Request.PREPARE:
                 path, size = fields
                 problem = None
                 try:
-                    prepare(Path(path), size)
+                    prepare(Path(path), size, signs)
                 except OSError as error:
                     problem = str(error)
                 _send(connection, [Answer.PREPARED, path, problem])
             else:
                 assert tables is not None
                 sizes, lsn, known = fields
-                try:
-                    positions, adjacent = tables.checkpoint(_net_effects(memory, sizes), lsn, known)
-                except StoreFull as error:
-                    _send(connection, [Answer.FULL, str(error)])
-                else:
-                    _send(connection, [Answer.DONE, lsn, positions, adjacent])
+                checkpointed = tables.checkpoint(_net_effects(memory, sizes, signs), lsn, known)
+                _send(connection, [Answer.DONE, lsn, *checkpointed])
 
 
 def main() -> int:
@@ -183,7 +213,7 @@ def main() -> int:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # it is in no hurry, and its worker is
     connection = socket.socket(fileno=os.dup(0))
     try:
-        serve(connection, int(sys.argv[1]))
+        serve(connection, int(sys.argv[1]), SIGNS)
     except (BrokenPipeError, ConnectionResetError):
         return 1  # the worker has ended
     except StoreDamaged as error:

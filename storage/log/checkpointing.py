@@ -6,8 +6,10 @@ import select
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +17,9 @@ import msgpack
 
 from protocol.extension import extension
 from storage.apart import CRASH_SIGNALS
+from storage.liveness import LOOK_SECONDS, SHARED_BYTES, SharedSigns, Signs, Silence, is_stopped
 from storage.log.changes import Layer, packable
-from storage.log.checkpointer import READ_BYTES, Answer, Request
+from storage.log.checkpointer import READ_BYTES, Answer, Full, Request
 from storage.store import StoreDamaged, StoreError
 
 # The net effect is packed in pieces of so many new items, so that the memory for that is small and stays in the caches.
@@ -27,26 +30,20 @@ _PACKAGES = Path(__file__).resolve().parent.parent.parent  # where this program'
 
 
 class Done(NamedTuple):
-    """A checkpoint is done: the tables have all turns up to `lsn`.
+    """A checkpoint was made: all tables have all turns up to `lsn`, but for those of the partitions that are `full`.
 
-    `positions`: the LSN that the tables of each partition say. `adjacent_bytes`: so many bytes of records of the
-    largest size certainly find adjacent pages in its file.
+    For the rest see `Checkpointed`.
     """
 
     lsn: int
     positions: dict[int, int]
     adjacent_bytes: dict[int, int]
+    full: list[Full]
 
 
 class Prepared(NamedTuple):
     path: str
     problem: str | None
-
-
-class Full(NamedTuple):
-    """The disk or a map is full, and the checkpoint was not made."""
-
-    problem: str
 
 
 class Ended(NamedTuple):
@@ -56,11 +53,26 @@ class Ended(NamedTuple):
 
 
 class Checkpointer:
-    """A process, or none. `descriptor` is readable when it has answered or ended; None while there is no process."""
+    """A process, or none. `descriptor` is readable when it has answered or ended; None while there is no process.
+
+    While it has something to do, it gives signs of life in memory that is shared with it. If there was none for
+    `stall_seconds`, `look` kills it.
+    """
 
     def __init__(
-        self, paths: Mapping[int, Path], log_id: bytes, worker: int, map_size_bytes: int, largest_record_bytes: int
+        self,
+        paths: Mapping[int, Path],
+        log_id: bytes,
+        worker: int,
+        map_size_bytes: int,
+        largest_record_bytes: int,
+        stall_seconds: float,
+        on_stall: Callable[[float], None],
+        signs: Signs,
     ) -> None:
+        """`on_stall` is called with the seconds of a silence that was too long. `signs` are those of this process, for
+        who watches it while it waits for an answer.
+        """
         absolute = {partition: str(path.absolute()) for partition, path in paths.items()}
         self._opening = [Request.OPEN, absolute, log_id, worker, map_size_bytes, largest_record_bytes, os.getpid()]
         self._process: subprocess.Popen[bytes] | None = None
@@ -69,6 +81,13 @@ class Checkpointer:
         self._memory = os.memfd_create("checkpoint", os.MFD_CLOEXEC)  # shared with the process
         os.ftruncate(self._memory, KEPT_BYTES)
         self._mapped = mmap.mmap(self._memory, KEPT_BYTES)  # its first bytes
+        self._shared = os.memfd_create("checkpointer-signs", os.MFD_CLOEXEC)
+        os.ftruncate(self._shared, SHARED_BYTES)
+        self._its_signs = SharedSigns(self._shared)
+        self._silence = Silence(stall_seconds)
+        self._on_stall = on_stall
+        self._signs = signs
+        self._asked = 0  # requests without an answer
         self.works_on: int | None = None  # the partition whose tables it works on, or worked on when it ended
         self.starts = 0
 
@@ -89,6 +108,8 @@ class Checkpointer:
         if self._process is not None:
             return
         self.works_on = None
+        self._asked = 0
+        self._its_signs.clear()
         path = os.pathsep.join(filter(None, [str(_PACKAGES), os.environ.get("PYTHONPATH")]))
         try:
             ours, theirs = socket.socketpair()
@@ -97,9 +118,9 @@ class Checkpointer:
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "storage.log.checkpointer", str(self._memory)],
+                    [sys.executable, "-P", "-m", "storage.log.checkpointer", str(self._memory), str(self._shared)],
                     stdin=theirs.fileno(),
-                    pass_fds=[self._memory],
+                    pass_fds=[self._memory, self._shared],
                     env={**os.environ, "PYTHONPATH": path},
                 )
             except OSError:
@@ -113,7 +134,7 @@ class Checkpointer:
     def checkpoint(self, layers: Mapping[int, Layer], up_to_lsn: int, positions: Mapping[int, int]) -> None:
         """Write the net effects of these layers, by partition.
 
-        Answered by Done, Full or Ended; not at all if there is no process. Raises OSError.
+        Answered by Done or Ended; not at all if there is no process. Raises OSError.
         """
         if self._connection is None:
             return
@@ -127,7 +148,7 @@ class Checkpointer:
                 end = self._put((partition, piece), begin, packer)
                 sizes.append(end - begin)
                 begin = end
-        self._send([Request.CHECKPOINT, sizes, up_to_lsn, positions])
+        self._ask([Request.CHECKPOINT, sizes, up_to_lsn, positions])
 
     def _put(self, value: Any, at: int, packer: msgpack.Packer) -> int:
         """Pack a value into the shared memory; returns the offset behind it. Raises OSError."""
@@ -150,12 +171,31 @@ class Checkpointer:
 
     def prepare(self, path: Path, size_bytes: int) -> None:
         """Answered by Prepared or Ended; not at all if there is no process. Raises OSError."""
-        self._send([Request.PREPARE, str(path), size_bytes])
+        self._ask([Request.PREPARE, str(path), size_bytes])
+
+    def _ask(self, request: list[Any]) -> None:
+        """For an answer."""
+        if not self._asked:
+            self._silence.heard(time.monotonic())
+        self._asked += 1
+        self._send(request)
 
     def _send(self, request: list[Any]) -> None:
         if self._connection is not None:
             with suppress(BrokenPipeError, ConnectionResetError):  # it has ended, and `answers` will say so
                 self._connection.sendall(msgpack.packb(request))
+
+    def look(self) -> None:
+        """To be called every LOOK_SECONDS: kill the process if it hangs. `answers` will say that it has ended."""
+        if self._process is None or not self._asked:
+            return
+        now = time.monotonic()
+        if self._its_signs.take():
+            self._silence.heard(now, self._its_signs.waits_for_disk)
+        if self._silence.is_too_long(now, partial(is_stopped, self._process.pid)):
+            self._on_stall(self._silence.seconds)
+            self._silence.heard(now)
+            self._process.kill()
 
     def has_answered(self, within_seconds: float = 0.0) -> bool:
         """True as soon as `answers` need not wait; False after so many seconds, or if there is no process."""
@@ -165,11 +205,17 @@ class Checkpointer:
         poll.register(self._connection, select.POLLIN)
         return bool(poll.poll(within_seconds * 1000))
 
-    def answers(self) -> list[Done | Prepared | Full | Ended]:
-        """Wait for answers. Raises StoreDamaged, StoreError: the process cannot do its work."""
-        found: list[Done | Prepared | Full | Ended] = []
+    def answers(self) -> list[Done | Prepared | Ended]:
+        """Wait for answers, and see that the process does not hang meanwhile.
+
+        Raises StoreDamaged, StoreError: the process cannot do its work.
+        """
+        found: list[Done | Prepared | Ended] = []
         if self._connection is None:
             return found
+        while not self.has_answered(LOOK_SECONDS):
+            self._signs.beat()
+            self.look()
         try:
             data = self._connection.recv(READ_BYTES)
         except ConnectionResetError:
@@ -182,19 +228,23 @@ class Checkpointer:
                 case Answer.WORKS_ON:
                     [self.works_on] = fields
                 case Answer.DONE:
+                    self._answered()
                     self.works_on = None
                     self.release_memory(KEPT_BYTES)
-                    found.append(Done(*fields))
+                    lsn, positions, adjacent_bytes, full = fields
+                    found.append(Done(lsn, positions, adjacent_bytes, [Full(*each) for each in full]))
                 case Answer.PREPARED:
+                    self._answered()
                     found.append(Prepared(*fields))
-                case Answer.FULL:
-                    self.works_on = None
-                    found.append(Full(*fields))
                 case Answer.DAMAGED:
                     raise StoreDamaged(fields[0])
                 case _:
                     raise StoreError(fields[0])
         return found
+
+    def _answered(self) -> None:
+        self._asked -= 1
+        self._silence.heard(time.monotonic())
 
     def _ended(self) -> Ended:
         """Raises StoreDamaged if it died of what it read."""
@@ -209,12 +259,18 @@ class Checkpointer:
         return Ended(f"signal {-code}" if code < 0 else f"exit code {code}")
 
     def close(self) -> None:
-        """Let the process end, and wait until it has."""
+        """Let the process end, and wait until it has. It has nothing to do that matters; if it hangs, it is killed."""
         if self._process is not None:
             assert self._connection is not None
             self._connection.close()
             self._connection = None
-            self._process.wait()
+            try:
+                self._process.wait(LOOK_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
             self._process = None
         self._mapped.close()
         os.close(self._memory)
+        self._its_signs.close()
+        os.close(self._shared)

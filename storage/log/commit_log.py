@@ -7,6 +7,11 @@ was frozen, and segments whose frames are all in the tables are free.
 While the checkpointer is behind, further segments are made, and commits wait for it the longer the more of the allowed
 size is used. If a commit has waited in vain, the stores accept no further messages until a checkpoint is done. Settling
 goes on.
+
+A partition whose tables have no room for a checkpoint accepts nothing, and its changes stay frozen until a later one
+finds room (`shortage`). Those of the others go on to their tables. But the log keeps all frames since, so the others
+accept nothing either once it is as long as it may be. The same holds for tables that have no room when the log is
+replayed: so a worker can start on a full disk.
 """
 
 import os
@@ -17,19 +22,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from storage.durable import free_disk_bytes
+from storage.liveness import SILENT, STALL_SECONDS, Signs
 from storage.lmdb_store import PAGE_BYTES, ROOM_BYTES, LmdbStore, store_error
 from storage.log.changes import Layer
-from storage.log.checkpointing import Checkpointer, Done, Ended, Full, Prepared
+from storage.log.checkpointing import Checkpointer, Done, Ended, Prepared
 from storage.log.follower import Follower
 from storage.log.frames import LOG_ID_BYTES, TablesState, decode_turn
 from storage.log.logged_store import YOUNG_FACTOR, LoggedStore
 from storage.log.reading import LogDamaged, LogEnd, LogOnDisk
-from storage.log.recovery import bring_up, put_aside
+from storage.log.recovery import Behind, bring_up, put_aside
 from storage.log.segments import segment_numbers
+from storage.log.shortage import Shortage
 from storage.log.tables import LogPosition, position, write_net_effect, write_position
 from storage.log.writer import LogWriter, NoSegment, make_log
 from storage.records import STORE_ID_KEY, CorruptRecord, decode_document
-from storage.store import StoreDamaged, StoreError, Table
+from storage.store import StoreDamaged, StoreError, StoreFull, Table
 
 MIB = 1 << 20
 SEGMENT_BYTES = 8 * MIB
@@ -89,26 +97,37 @@ class CommitLog:
         largest_record_bytes: int = MIB,
         works_on: Callable[[int], None] = lambda partition: None,
         follower: Follower | None = None,
+        signs: Signs = SILENT,
+        stall_seconds: float = STALL_SECONDS,
+        on_stall: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         """Make the log if it is missing, replay it, and attach the tables, which are open with `attached=True`.
 
         With a `follower`, the stores take hints for the journal. `works_on` is called with the partition whose tables
-        are about to be changed, or could not be. Raises StoreError, StoreDamaged.
+        are about to be changed, or could not be. `signs` of life are given while the log is replayed, and while the
+        checkpointer is waited for. If that gives none for `stall_seconds`, it is killed, and `on_stall` is called with
+        the seconds. Raises StoreError, StoreDamaged.
         """
         self._directory = directory
         self._worker = worker
         self._limits = limits
         self._works_on = works_on
         self._follower = follower
+        self._signs = signs
+        self._stall_seconds = stall_seconds
         self._store_ids: dict[int, bytes] = {}  # with a follower: by partition
         self._hints_are_due = False  # they are logged, even if nothing has changed
         self._young_bytes = 0  # that the log became longer by since the last checkpoint began
         self._look_at_bytes = limits.segment_bytes // LOOKS  # with so many, see whether a checkpoint is due
-        self._frozen_bytes = 0  # of the log, in the checkpoint that is being made
+        # By partition: bytes of the log with what is frozen. It is longer where an earlier checkpoint found no room.
+        self._frozen_bytes = dict.fromkeys(tables, 0)
         self.is_checkpointing = False
+        self._asked: list[int] = []  # the partitions whose tables are to change in the checkpoint that is being made
         self._checkpoint_is_due = False  # it begins when nothing is staged or being committed
-        self._is_full = False  # the last checkpoint found no room in the tables
-        self._has_no_spare = False  # no further segment could be made
+        self._shortages: dict[int, Shortage] = {}  # of partitions whose tables had no room for their last checkpoint
+        self._is_full = False  # there are some
+        self._has_no_spare = False  # the disk has no room for a further segment, and one is missing
+        self._begun = 0  # segments, when that was looked at
         # By partition, as of the last checkpoint: see `LmdbStore.tail_bytes`, `LmdbStore.adjacent_bytes`.
         self._tail_bytes: dict[int, int] = {}
         self._adjacent_bytes: dict[int, int] = {}
@@ -122,22 +141,34 @@ class CommitLog:
         self.waited_seconds = 0.0  # of commits, for the checkpointer
         self.checkpoints = 0
         self._tables = dict(tables)
-        self.torn = ""  # what was found behind the last turn of the log: one that was never answered
+        self.behind: dict[int, Behind] = {}  # partitions whose tables had no room when the log was replayed
+        self.torn = ""  # what was found behind the last turn of a log that was needed: see `LogEnd`
         self.put_aside = ""  # what was wrong with a log that was found and not needed
         try:
             self._writer = self._open()
         except OSError as error:
             raise store_error(directory.parent.parent, "the log cannot be opened", error) from error
         self._frozen_lsn = self._writer.lsn  # of the last frame in a checkpoint that was made or is being made
+        self._look_for_segments()
         self._follow()
         self._look_at_tables()
-        self.stores = {partition: LoggedStore(partition, store, self) for partition, store in tables.items()}
+        self.stores = {
+            partition: LoggedStore(partition, store, self, self.behind[partition].layer)
+            if partition in self.behind
+            else LoggedStore(partition, store, self)
+            for partition, store in tables.items()
+        }
+        for partition, behind in self.behind.items():
+            self._frozen_bytes[partition] = behind.log_bytes
+            self._lacks_room(partition, behind.problem)
         if follower is not None:
             for partition, logged in self.stores.items():
                 logged.hints = []
                 self._store_ids[partition] = _store_id(tables[partition])
         paths = {partition: store.path for partition, store in tables.items()}
-        self.checkpointer = Checkpointer(paths, self._log_id, worker, map_size_bytes, largest_record_bytes)
+        self.checkpointer = Checkpointer(
+            paths, self._log_id, worker, map_size_bytes, largest_record_bytes, stall_seconds, on_stall, signs
+        )
 
     # -- opening
 
@@ -149,11 +180,20 @@ class CommitLog:
         end = self._replay()
         if end is None:
             self._log_id = os.urandom(LOG_ID_BYTES)
-            make_log(directory, self._limits.segment_bytes)
+            with self._signs.waiting_for_disk():
+                make_log(directory, self._limits.segment_bytes)
         lsn = 0 if end is None else end.lsn
         tables = TablesState(lsn, dict.fromkeys(self._tables, lsn))
+        for partition, behind in self.behind.items():
+            at = position(self._tables[partition])
+            assert at is not None
+            tables.positions[partition] = at.lsn
+            tables = tables._replace(lsn=min(tables.lsn, behind.lsn))
         followed_lsn = None if self._follower is None else self._follower.position(self._log_id)
-        writer = LogWriter(directory, self._worker, self._log_id, self._limits.segment_bytes, tables, end, followed_lsn)
+        with self._signs.waiting_for_disk():
+            writer = LogWriter(
+                directory, self._worker, self._log_id, self._limits.segment_bytes, tables, end, followed_lsn
+            )
         # The log exists before any store refers to it.
         for store in self._tables.values():
             if position(store) is None:
@@ -167,18 +207,33 @@ class CommitLog:
         if not segment_numbers(self._directory) and not is_needed:
             return None
         try:
-            log = LogOnDisk(self._directory, self._worker)
+            log = LogOnDisk(self._directory, self._worker, self._signs)
             self._log_id = log.log_id
-            end = bring_up(log, self._tables, leave=False, works_on=self._works_on)
-            self.torn = end.torn
-            return end
+            end, self.behind = bring_up(log, self._tables, leave=False, works_on=self._works_on)
+            self.torn = end.torn if is_needed else ""  # whoever has brought up the tables has told it
+            followed_lsn = 0 if self._follower is None else self._follower.position(log.log_id)
+            if followed_lsn <= end.lsn:
+                return end
+            # Other turns would get the numbers of those that the journal has, which would leave them out.
+            why = f"{self._directory}: ends with turn {end.lsn}, but the journal has turns up to {followed_lsn}"
+            for behind in self.behind.values():
+                raise StoreFull(f"{why}, and the log is needed until there is room: {behind.problem}")
+            self._put_aside(why)
         except LogDamaged as error:
             if is_needed:
                 raise
             # All tables have their latest changes, as after a clean stop, or the log was never begun.
-            self.put_aside = f"{error}; it is now {put_aside(self._directory)}"
-            self._directory.mkdir(mode=0o700)
-            return None
+            self._put_aside(str(error))
+        return None
+
+    def _put_aside(self, why: str) -> None:
+        """Begin another log. The tables have all that is in this one."""
+        for store in self._tables.values():
+            if position(store) is not None:
+                write_position(store, None)
+                store.commit()
+        self.put_aside = f"{why}; it is now {put_aside(self._directory)}"
+        self._directory.mkdir(mode=0o700)
 
     # -- commits
 
@@ -203,7 +258,6 @@ class CommitLog:
             return False
         assert not self._writer.is_writing
         changes = [(store.partition, store.take_staged()) for store in self._changed]
-        self._changed.clear()
         hints = self._take_hints(changes)
         try:
             try:
@@ -215,11 +269,14 @@ class CommitLog:
                 size_bytes = self._writer.begin_turn(time_ms, changes, hints)
         except OSError as error:
             self._failed("commit", error)
+        if self._writer.begun != self._begun:
+            self._look_for_segments()
+        self._changed.clear()  # not before: a checkpoint that is done meanwhile begins none of what is not in the log
         self._young_bytes += size_bytes
         self._tell_durable()
         if self.is_checkpointing:
             self._wait(size_bytes)
-        elif self._young_bytes >= self._look_at_bytes and not self._is_full:
+        elif self._young_bytes >= self._look_at_bytes:
             self._checkpoint_if_due()
         if self._checkpoint_is_due:  # it begins between two commits
             self.end_commit()
@@ -290,6 +347,7 @@ class CommitLog:
         self._changed.remove(store)
 
     def _failed(self, doing: str, error: OSError) -> NoReturn:
+        self._writer.failure = error
         raise store_error(self._directory, doing, error) from error
 
     # -- checkpoints
@@ -328,20 +386,25 @@ class CommitLog:
         return True
 
     def beat(self) -> None:
-        """To be called each second: start the checkpointer if it has ended, and begin a checkpoint that is due."""
+        """To be called each second: start the checkpointer if it has ended, kill it if it hangs, and begin a checkpoint
+        that is due."""
         self._follow()
+        self.checkpointer.look()
         self._hints_are_due = any(store.hints for store in self.stores.values())
         if not self.checkpointer.is_running:
             self._writer.not_prepared()
             self.checkpointer.start()
             if self.is_checkpointing:
                 self._request()
-        if self._writer.wants_segment and self.checkpointer.is_running:
-            self.checkpointer.prepare(self._writer.next_path(), self._limits.segment_bytes)
+        if self.checkpointer.is_running:
+            if self._writer.wants_segment:
+                self.checkpointer.prepare(self._writer.next_path(), self._limits.segment_bytes)
+            elif self._writer.wants_spare:
+                self.checkpointer.prepare(self._writer.spare_path(), self._limits.segment_bytes)
         if not self._young_bytes and not self.is_checkpointing:
             self.checkpointer.release_memory()
         is_old = self._young_bytes > 0 and time.monotonic() - self._checkpointed_at >= OLDEST_SECONDS
-        if not self.is_checkpointing and (is_old or self._is_full or self._wants_report):
+        if not self.is_checkpointing and (is_old or self._wants_report or any(map(self._may_fit, self._shortages))):
             self._checkpoint_soon()
         self._look()
 
@@ -362,11 +425,23 @@ class CommitLog:
             self._look_at_bytes = self._young_bytes + self._limits.segment_bytes // LOOKS
 
     def begin_checkpoint(self) -> None:
-        """Let the checkpointer write to the tables what is young, and what an earlier checkpoint found no room for."""
+        """Let the checkpointer write to the tables what is young, and what an earlier checkpoint found no room for.
+
+        All of that is in the log and on disk, and no checkpoint is being made.
+        """
+        assert not self._changed
+        assert not self.is_committing
+        assert not self.is_checkpointing
         self._checkpoint_is_due = False
-        for store in self.stores.values():
+        self._asked = [partition for partition in self.stores if self._may_fit(partition)]
+        if not self._asked:
+            self._look_at_bytes = self._young_bytes + self._limits.segment_bytes // LOOKS
+            return
+        for partition, shortage in self._shortages.items():
+            shortage.changed_keys += self.stores[partition].changed_keys()
+        for partition, store in self.stores.items():
             store.freeze()
-        self._frozen_bytes += self._young_bytes
+            self._frozen_bytes[partition] += self._young_bytes
         self._young_bytes = 0
         self._look_at_bytes = self._limits.segment_bytes // LOOKS
         self._frozen_lsn = self._writer.lsn
@@ -374,8 +449,21 @@ class CommitLog:
         self.checkpointer.start()
         self._request()
 
+    def _may_fit(self, partition: int) -> bool:
+        """False while the next checkpoint of its tables would most probably find no room again."""
+        shortage = self._shortages.get(partition)
+        if shortage is None:
+            return True
+        store = self.stores[partition]
+        room_bytes = store.tables.room_bytes()
+        return shortage.is_due(time.monotonic(), room_bytes, store.changed_keys(), self._has_no_spare)
+
     def _request(self) -> None:
-        layers = {partition: store.frozen_layer for partition, store in self.stores.items() if store.frozen_layer}
+        layers = {}
+        for partition in self._asked:
+            layer = self.stores[partition].frozen_layer
+            if layer:
+                layers[partition] = layer
         try:
             self.checkpointer.checkpoint(layers, self._frozen_lsn, self._writer.tables.positions)
         except OSError as error:
@@ -396,9 +484,6 @@ class CommitLog:
                     self._done(answer)
                 case Prepared():
                     self._prepared(answer)
-                case Full():
-                    self.is_checkpointing = False
-                    self._is_full = True  # `beat` tries again
                 case Ended(how):
                     self._ends += 1  # `beat` starts it again
                     if self._ends == ENDS_MAX:
@@ -409,28 +494,53 @@ class CommitLog:
         """Use the segment. If it was not made, `beat` lets it be made again."""
         if prepared.problem is not None and not self._writer.has_free:
             self._writer.take_kept()
-        self._has_no_spare = prepared.problem is not None and not self._writer.has_free
         if prepared.problem is None:
             self._writer.prepared()
         else:
             self._writer.not_prepared()
+        self._look_for_segments()
+        self._has_no_spare |= prepared.problem is not None and not self._writer.has_free
+
+    def _look_for_segments(self) -> None:
+        self._begun = self._writer.begun
+        self._has_no_spare = (
+            not self._writer.has_spares and free_disk_bytes(self._directory) < self._limits.segment_bytes
+        )
 
     def _done(self, done: Done) -> None:
-        self._writer.tables = TablesState(done.lsn, done.positions)
+        assert done.lsn == self._frozen_lsn
+        now_s = time.monotonic()
+        problems = {full.partition: full.problem for full in done.full}
+        for partition in self._asked:
+            store = self.stores[partition]
+            problem = problems.get(partition)
+            if problem is None:
+                store.thaw()
+                self._frozen_bytes[partition] = 0
+                self._shortages.pop(partition, None)
+            else:
+                store.tables_changed()
+                self._lacks_room(partition, problem)
+        self._is_full = bool(self._shortages)
+        lsn = self._writer.tables.lsn if self._is_full else done.lsn
+        self._writer.tables = TablesState(lsn, done.positions)
         self._adjacent_bytes = done.adjacent_bytes
-        self.is_checkpointing = self._is_full = self._is_stuck = self._wants_report = False
-        self._frozen_bytes = 0
+        self.is_checkpointing = self._is_stuck = self._wants_report = False
         self._ends = 0
-        self._checkpointed_at = time.monotonic()
-        self.checkpoints += 1
-        for store in self.stores.values():
-            store.thaw()
+        self._checkpointed_at = now_s
+        self.checkpoints += not done.full
         self._look_at_tables()
         self._writer.release()
         self._follow()
-        if self._writer.has_free:
-            self._has_no_spare = False
+        self._look_for_segments()
         self._checkpoint_if_due()
+
+    def _lacks_room(self, partition: int, problem: str) -> None:
+        """What is frozen of it found no room in its tables."""
+        shortage = self._shortages.setdefault(partition, Shortage())
+        room_bytes = self._tables[partition].room_bytes()
+        shortage.failed(problem, time.monotonic(), room_bytes, self._frozen_bytes[partition])
+        self._is_full = True
 
     def _look_at_tables(self) -> None:
         self._tail_bytes = {partition: store.tail_bytes() for partition, store in self._tables.items()}
@@ -442,19 +552,20 @@ class CommitLog:
         """
         segment_bytes, log_bytes = self._limits
         excess = self.young_bytes() - 3 * segment_bytes
-        if excess <= 0 or self._is_stuck or self.checkpointer.descriptor is None:
-            return
+        if excess <= 0 or self._is_stuck or self._is_full or self.checkpointer.descriptor is None:
+            return  # nothing becomes shorter by waiting, or nobody would answer
         full = excess / max(1, log_bytes - 3 * segment_bytes)
-        seconds = LONGEST_WAIT_SECONDS if full >= 1 else full * size_bytes / SLOWEST_BYTES_PER_SECOND
+        longest = min(LONGEST_WAIT_SECONDS, self._stall_seconds / 3)  # this process is watched, too, while it waits
+        seconds = longest if full >= 1 else full * size_bytes / SLOWEST_BYTES_PER_SECOND
         began = time.monotonic()
-        until = began + min(seconds, LONGEST_WAIT_SECONDS)
+        until = began + min(seconds, longest)
         while self.is_checkpointing and (left := until - time.monotonic()) > 0:
             if self.checkpointer.has_answered(left):
                 self.hear()
                 if self.checkpointer.descriptor is None:
                     break
         waited = time.monotonic() - began
-        self._is_stuck = waited >= LONGEST_WAIT_SECONDS
+        self._is_stuck = waited >= longest
         self.waited_seconds += waited
 
     # -- what the stores ask
@@ -466,17 +577,38 @@ class CommitLog:
 
     def young_bytes(self) -> int:
         """Bytes of frames that are not in the tables, and of what they left unused of their segments."""
-        return self._young_bytes + self._frozen_bytes
+        return self._young_bytes + max(self._frozen_bytes.values(), default=0)
+
+    def unwritten_bytes(self, partition: int) -> int:
+        """As `young_bytes`, of frames that the tables of this partition lack; they may have changes of others, too."""
+        return self._young_bytes + self._frozen_bytes[partition]
+
+    def shortage(self, partition: int) -> str | None:
+        """Why nothing of this partition is accepted now."""
+        shortage = self._shortages.get(partition)
+        if shortage is not None:
+            return f"its store has no room: {shortage.problem}"
+        if self._has_no_spare:
+            return "the disk has no room for the log"
+        if (self._is_full or self._is_stuck) and self.young_bytes() > self._limits.log_bytes:
+            full = ", ".join(map(str, self._shortages))
+            why = (
+                f"partitions without room keep it from being shortened: {full}"
+                if full
+                else "the checkpointer is behind"
+            )
+            return f"the log has store.log_bytes: {why}"
+        return None
 
     def accepts(self, partition: int, added_bytes: int, pages: int) -> bool:
         """True if records of `added_bytes` in all and this number of other pages can be stored.
 
         What is young will need room in the tables, too, and adjacent pages if it is large.
         """
-        young_bytes = self.young_bytes()
-        if self._is_full or self._has_no_spare or (self._is_stuck and young_bytes > self._limits.log_bytes):
+        if (self._is_full or self._is_stuck or self._has_no_spare) and self.shortage(partition) is not None:
             return False
-        needed = YOUNG_FACTOR * (young_bytes + added_bytes) + pages * PAGE_BYTES
+        unwritten_bytes = self._young_bytes + self._frozen_bytes[partition]
+        needed = YOUNG_FACTOR * (unwritten_bytes + added_bytes) + pages * PAGE_BYTES
         if self._tail_bytes[partition] - needed > ROOM_BYTES:
             return True
         if self._adjacent_bytes.get(partition, 0) >= needed:
@@ -500,28 +632,34 @@ class CommitLog:
             checkpointer_pid=self.checkpointer.pid,
         )
 
-    def read_again(self, partition: int, layer: Layer) -> None:
-        """Apply to `layer` the partition's turns since the last checkpoint began. Raises StoreError."""
+    def read_again(self, partition: int) -> Layer:
+        """What the partition's turns since the last checkpoint began have changed. Raises StoreError."""
         self.end_commit()
+        layer = Layer()
         for frame in LogOnDisk(self._directory, self._worker).turns(self._frozen_lsn):
             _, changes, _ = decode_turn(frame.payload)
             for number, operations in changes:
                 if number == partition:
                     layer.apply(operations)
+        return layer
 
     # -- the end
 
     def close(self) -> None:
-        """Bring the tables up to date, detach them, and close all. Nothing is staged. Raises StoreError."""
+        """Bring the tables up to date, detach them, and close all. Nothing is staged. Raises StoreError.
+
+        Those without room stay attached: the next process replays the log.
+        """
         self.end_commit()
         while self.is_checkpointing and self.checkpointer.is_running:
             self.hear()
         self.checkpointer.close()
         for store in self.stores.values():
             store.freeze()
-            write_net_effect(store.tables, store.frozen_layer.net_effect())
-            write_position(store.tables, None)
-            store.tables.commit()
+            with suppress(StoreFull):
+                write_net_effect(store.tables, store.frozen_layer.net_effect())
+                write_position(store.tables, None)
+                store.tables.commit()
         self.close_files()
 
     def close_files(self) -> None:

@@ -10,11 +10,10 @@ import mmap
 import os
 import struct
 from contextlib import suppress
-from errno import EDQUOT, ENOSPC
 from pathlib import Path
 
 from storage.data_dir import JOURNAL, RUN
-from storage.durable import free_disk_bytes, write_file
+from storage.durable import free_disk_bytes, is_full, write_file, write_in_place
 from storage.log.tail import Position
 
 _LSN = struct.Struct("<Q")
@@ -33,9 +32,9 @@ class DurableLsn:
     """The worker's end of the first file: memory that others read. Begins with 0. Raises OSError."""
 
     def __init__(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        write_in_place(path, bytes(_LSN.size))  # memory without a block on a full disk would end the process
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            os.ftruncate(descriptor, _LSN.size)
             self._memory = mmap.mmap(descriptor, _LSN.size)
         finally:
             os.close(descriptor)
@@ -69,7 +68,7 @@ def write_position(path: Path, position: Position) -> None:
     try:
         write_file(path, content)
     except OSError as error:
-        if error.errno not in (ENOSPC, EDQUOT):
+        if not is_full(error):
             raise
         # Its block is there already, and a disk writes as much at once.
         with path.open("r+b", buffering=0) as file:

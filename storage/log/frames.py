@@ -1,6 +1,6 @@
 """The bytes of the log: a segment is a header and frames, each of which begins at a multiple of BLOCK_BYTES.
 
-    header  magic 8 | checksum 8 | length 4 | msgpack [version, log id, worker, first LSN, tables' LSN, positions]
+    header  magic 8 | checksum 8 | length 4 | msgpack [version, log id, worker, first LSN, tables, size]
     frame   magic 4 | kind 4 | LSN 8 | length 8 | checksum 8 | payload
 
 Numbers are big-endian. A log sequence number (LSN) is one above that of the frame before, through all segments of a log
@@ -8,9 +8,12 @@ and all restarts; the first is 1. The checksum is xxh3 of the payload, with a se
 kind. So no frame of another log is taken for one of this log, and nobody who does not know the id can put a frame into
 a message. Frames left from an earlier use of the same segment have lower LSNs.
 
+The size in a header is that of its file: what is shorter has lost its end, and maybe frames with it. The file has this
+size before a header, or the frame that names it, says so. Version 1 did not say it.
+
 The payload of a turn is msgpack [time, changes, hints]: milliseconds since 1970; [partition, operations] for each
 partition that changed (see `changes`); and, where the log is followed, [partition, store id, hints for the journal] for
-each that changed or has hints (see `storage.journal.events`).
+each that changed or has hints (see `storage.journal.events`). `tables` is [LSN, positions], see `TablesState`.
 """
 
 import struct
@@ -24,7 +27,8 @@ from xxhash import xxh3_64_intdigest
 from protocol.extension import extension
 from storage.log.changes import packable
 
-VERSION = 1
+VERSION = 2
+_KNOWN_VERSIONS = (1, VERSION)
 BLOCK_BYTES = 4096  # a multiple of what O_DIRECT needs on any disk
 LOG_ID_BYTES = 16
 BUFFER_BYTES = 8 << 20  # more than turns take that are committed together; a larger frame costs more for its bytes
@@ -38,7 +42,7 @@ FRAME_HEAD_BYTES = _frame_head.size
 
 class Kind(IntEnum):
     TURN = 1
-    NEXT = 2  # the last frame of its segment; payload: msgpack [number of the segment that continues the log, tables]
+    NEXT = 2  # the last frame of its segment; payload: msgpack [number of the next segment, its tables, its size]
 
 
 class CorruptFrame(Exception):
@@ -58,12 +62,21 @@ class TablesState(NamedTuple):
 
 
 class SegmentHeader(NamedTuple):
-    """`tables`: as of when the segment was begun."""
+    """`tables`: as of when the segment was begun. `size_bytes`: its file has no fewer; 0 if that is not known."""
 
     log_id: bytes
     worker: int
     first_lsn: int
     tables: TablesState
+    size_bytes: int = 0
+
+
+class Next(NamedTuple):
+    """What the header of the segment `number` says, which may be torn."""
+
+    number: int
+    tables: TablesState
+    size_bytes: int = 0
 
 
 class Frame(NamedTuple):
@@ -84,8 +97,7 @@ def padded(size_bytes: int) -> int:
 
 def encode_header(header: SegmentHeader) -> bytes:
     """One block, or more if there are very many partitions."""
-    log_id, worker, first_lsn, tables = header
-    body: bytes = msgpack.packb([VERSION, log_id, worker, first_lsn, tables])
+    body: bytes = msgpack.packb([VERSION, *header])
     head = _segment_head.pack(_SEGMENT_MAGIC, xxh3_64_intdigest(body), len(body))
     return (head + body).ljust(padded(len(head) + len(body)), b"\0")
 
@@ -107,21 +119,21 @@ def decode_header(data: bytes) -> SegmentHeader:
     if magic != _SEGMENT_MAGIC or len(body) != length or xxh3_64_intdigest(body) != checksum:
         raise CorruptFrame("the header of the segment does not match its checksum")
     version, *fields = msgpack.unpackb(body, strict_map_key=False)
-    if version != VERSION:
+    if version not in _KNOWN_VERSIONS:
         raise UnknownLogFormat(f"log format {version!r} found, {VERSION} supported")
-    log_id, worker, first_lsn, tables = fields
-    return SegmentHeader(log_id, worker, first_lsn, TablesState(*tables))
+    log_id, worker, first_lsn, tables, *size = fields  # version 1 had no size
+    return SegmentHeader(log_id, worker, first_lsn, TablesState(*tables), *size)
 
 
-def encode_next(number: int, tables: TablesState) -> bytes:
-    """The payload of a frame NEXT. It says what the header of that segment says, which may be torn."""
-    payload: bytes = msgpack.packb([number, tables])
+def encode_next(following: Next) -> bytes:
+    """The payload of a frame NEXT."""
+    payload: bytes = msgpack.packb(following)
     return payload
 
 
-def decode_next(payload: bytes | memoryview) -> tuple[int, TablesState]:
-    number, tables = msgpack.unpackb(payload, strict_map_key=False)
-    return number, TablesState(*tables)
+def decode_next(payload: bytes | memoryview) -> Next:
+    number, tables, *size = msgpack.unpackb(payload, strict_map_key=False)
+    return Next(number, TablesState(*tables), *size)
 
 
 def _packer() -> Any:
@@ -181,6 +193,14 @@ class FrameCodec:
             return 0
         lsn: int = _frame_head.unpack_from(data)[2]
         return lsn
+
+    def resembles(self, data: bytes | memoryview, lsn: int) -> bool:
+        """What begins there is a frame with this LSN, or was meant to be: one of the fields before its length may be
+        wrong."""
+        if len(data) < FRAME_HEAD_BYTES:
+            return False
+        magic, kind, found, _, _ = _frame_head.unpack_from(data)
+        return [magic == _FRAME_MAGIC, kind in _KINDS, found == lsn].count(True) >= 2
 
     def size_at(self, data: memoryview) -> int:
         """The bytes of what looks like a frame at the start of `data`, without padding; 0 if nothing does."""

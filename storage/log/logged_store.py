@@ -34,11 +34,13 @@ class Log(Protocol):
 
     def commit(self, time_ms: int = 0) -> bool: ...
 
-    def young_bytes(self) -> int: ...
+    def unwritten_bytes(self, partition: int) -> int: ...
+
+    def shortage(self, partition: int) -> str | None: ...
 
     def accepts(self, partition: int, added_bytes: int, pages: int) -> bool: ...
 
-    def read_again(self, partition: int, layer: Layer) -> None: ...
+    def read_again(self, partition: int) -> Layer: ...
 
     def close(self) -> None: ...
 
@@ -46,14 +48,14 @@ class Log(Protocol):
 class LoggedStore(Store):
     """See Store. Its log commits it, together with the other stores of the log: `CommitLog.commit`."""
 
-    def __init__(self, partition: int, tables: LmdbStore, log: Log) -> None:
-        """`tables` are only read."""
+    def __init__(self, partition: int, tables: LmdbStore, log: Log, frozen: Layer | None = None) -> None:
+        """`tables` are only read; `frozen` is what they lack."""
         self.partition = partition
         self.tables = tables
         self.writes = 0
         self._log = log
         self._active = Layer()
-        self._frozen: Layer | None = None
+        self._frozen = frozen
         self._young: list[tuple[YoungTable, ...]] = []  # by table: those of the layers, the youngest first
         self._staged: list[tuple[int, int, Any]] = []
         self._appended: dict[Table, bytes] = {}  # the last key that was appended
@@ -242,13 +244,13 @@ class LoggedStore(Store):
     def abort(self) -> None:
         """Drop what was staged: the turns since the last checkpoint are read from the log again."""
         if self._staged:
+            # This ends the commit under way. Until it has, the store is a changed one, of which no checkpoint begins.
+            self._active = self._log.read_again(self.partition)
             self._staged = []
             if self.hints:
                 self.hints = []
             self._log.unchanged(self)
             self._appended.clear()
-            self._active = Layer()
-            self._log.read_again(self.partition, self._active)
             self._look()
 
     def freeze(self) -> None:
@@ -276,20 +278,27 @@ class LoggedStore(Store):
     def thaw(self) -> None:
         """What was frozen is in the tables."""
         self._frozen = None
-        self.tables.end_reading()
+        self.tables_changed()
         self._look()
+
+    def tables_changed(self) -> None:
+        """Somebody else has changed the tables, and waits for pages that only old reads need."""
+        self.tables.end_reading()
 
     # -- room
 
     def used_bytes(self) -> int:
         """With the most that young changes may take. If they take less, the next checkpoint shows it."""
-        return self.tables.used_bytes() + YOUNG_FACTOR * self._log.young_bytes()
+        return self.tables.used_bytes() + YOUNG_FACTOR * self._log.unwritten_bytes(self.partition)
 
     def fits(self, added_bytes: int, sizes: Iterable[int], pages: int = 0) -> bool:
         return self._log.accepts(self.partition, added_bytes, pages)
 
     def capacity_bytes(self, spare_bytes: int = 0) -> int:
         return self.tables.capacity_bytes(spare_bytes)
+
+    def shortage(self) -> str | None:
+        return self._log.shortage(self.partition)
 
     def release_pages(self) -> None:
         self.tables.release_pages()

@@ -1,5 +1,7 @@
 """The files of a log: `<data directory>/logs/<worker>/segment-<n>`, written once in advance and used again and again.
 
+`spare` beside them becomes a segment when the disk has no room for one more.
+
 A write to blocks that were written before needs no change of the file system's own data, so one sync is one write of
 the disk. Where the file system takes it, frames go past the page cache (O_DIRECT | O_DSYNC), from a buffer at an
 address that the disk can read, and this process goes on meanwhile; elsewhere a write is followed by fdatasync.
@@ -7,14 +9,16 @@ address that the disk can read, and this process goes on meanwhile; elsewhere a 
 
 import os
 from collections.abc import Sequence
-from errno import EAGAIN, EINVAL, EOPNOTSUPP
+from errno import EAGAIN, EINVAL, ENOSPC, EOPNOTSUPP
 from pathlib import Path
 
-from storage.durable import sync_directory
+from storage.durable import free_disk_bytes, sync_directory
+from storage.liveness import SILENT, Signs
 from storage.log.aio import OneWrite
 from storage.log.frames import BLOCK_BYTES, BUFFER_BYTES, padded
 
 SEGMENT_NAME = "segment-"
+SPARE_NAME = "spare"
 # A smaller write is waited for. Asynchronous I/O takes longer, as a thread of the kernel makes the flush behind the
 # write: 135 us instead of 120 for one block. And its answers leave only when the next turn is applied. Settlements need
 # few bytes and much time: with a journal, turns of 2,000 of them passed 64 KiB, so that gateway and worker waited for
@@ -33,24 +37,28 @@ def segment_numbers(directory: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal())
 
 
-def prepare(path: Path, size_bytes: int) -> None:
+def prepare(path: Path, size_bytes: int, signs: Signs = SILENT) -> None:
     """Write a file of zeros, so that its blocks are there. It appears under its name when it is on disk.
 
-    Raises OSError.
+    Without room for it on the disk, nothing is written. Raises OSError.
     """
+    if free_disk_bytes(path.parent) < size_bytes:
+        raise OSError(ENOSPC, os.strerror(ENOSPC), str(path))
     partial = path.with_name(path.name + ".partial")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        for at in range(0, size_bytes, len(_ZEROS)):
-            os.write(descriptor, memoryview(_ZEROS)[: size_bytes - at])
-        os.fsync(descriptor)
-    except OSError:
-        partial.unlink()
-        raise
-    finally:
-        os.close(descriptor)
-    partial.rename(path)
-    sync_directory(path.parent)
+    with signs.waiting_for_disk():
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            at = 0
+            while at < size_bytes:
+                at += os.write(descriptor, memoryview(_ZEROS)[: size_bytes - at])
+            os.fsync(descriptor)
+        except OSError:
+            partial.unlink()
+            raise
+        finally:
+            os.close(descriptor)
+        partial.rename(path)
+        sync_directory(path.parent)
 
 
 class SegmentFile:
@@ -193,8 +201,17 @@ class SegmentFile:
             done = written // BLOCK_BYTES * BLOCK_BYTES if self._direct else written
             more = os.pwrite(self._descriptor, data[done:], at + done)
             if done + more <= written:
-                raise OSError(28, "the disk takes no more")  # ENOSPC
+                raise OSError(ENOSPC, "the disk takes no more")
             written = done + more
+
+    def extend(self, size_bytes: int) -> None:
+        """Let the file have this size at least, which is durable when this returns. Blocks come when they are written.
+
+        After an error, nobody knows which size the file has.
+        """
+        if self.size_bytes() < size_bytes:
+            os.ftruncate(self._descriptor, size_bytes)
+            os.fsync(self._descriptor)
 
     def allocate(self, size_bytes: int) -> None:
         """Take the blocks of the file from the disk, so that a disk that is full later has room for it.
@@ -212,7 +229,7 @@ class SegmentFile:
 
     def truncate(self, size_bytes: int) -> None:
         """Give back what one large frame needed beyond the usual size."""
-        if os.fstat(self._descriptor).st_size > size_bytes:
+        if self.size_bytes() > size_bytes:
             os.ftruncate(self._descriptor, size_bytes)
 
     def size_bytes(self) -> int:

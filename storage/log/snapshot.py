@@ -33,7 +33,7 @@ class Snapshot:
         self._tables = tables = TablesSnapshot(self.path)
         try:
             self.partition_id = tables.partition_id
-            self._young = _young(tables)
+            self._young, self.torn = _young(tables)  # see `LogEnd`
         except BaseException:
             tables.close()
             raise
@@ -84,15 +84,16 @@ def _key(item: tuple[bytes, bytes | None]) -> bytes:
     return item[0]
 
 
-def _young(tables: TablesSnapshot) -> Layer:
-    """What the partition's log has, and its tables have not."""
+def _young(tables: TablesSnapshot) -> tuple[Layer, str]:
+    """What the partition's log has, and its tables have not; and what is torn at its end."""
     value = tables.get(Table.META, LOG_POSITION_KEY)
     if value is None:
-        return Layer()
+        return Layer(), ""
     try:
         at = decode_position(value)
     except StoreDamaged as error:
         raise StoreDamaged(f"{tables.path}: {error}") from error
     log = LogOnDisk(log_of_partition(tables.path, at), at.worker)
     partition = tables.partition_id
-    return Young(log, {partition: at}, {partition: tables.path}).layers[partition]
+    young = Young(log, {partition: at}, {partition: tables.path})
+    return young.layers[partition], young.end.torn

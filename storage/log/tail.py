@@ -17,6 +17,7 @@ from storage.log.frames import (
     Frame,
     FrameCodec,
     Kind,
+    Next,
     SegmentHeader,
     UnknownLogFormat,
     decode_header,
@@ -62,7 +63,7 @@ class LogTail:
         self._codec: FrameCodec | None = None
         self._segment: _Open | None = None
         self._at = 0  # the offset of the next frame in the segment
-        self._following: int | None = None  # the segment that continues the log, once the last frame of this was read
+        self._following: Next | None = None  # the segment that continues the log, once the last frame of this was read
 
     def read(self, up_to_lsn: int | None, max_bytes: int) -> Iterator[Frame]:
         """The next turns up to that LSN, or all that are whole; no more after `max_bytes` of payloads.
@@ -123,7 +124,7 @@ class LogTail:
                 self.position = Position(self.position.log_id, frame.lsn)
                 self._at += padded(frame_bytes(frame))
                 if frame.kind == Kind.NEXT:
-                    self._following, _ = decode_next(frame.payload)
+                    self._following = decode_next(frame.payload)
                     break
                 yield frame
             else:
@@ -179,6 +180,19 @@ class LogTail:
             raise Overtaken(f"{path}: was used again before turn {self.position.lsn + 1} was read")
         if up_to_lsn is not None:
             raise Overtaken(f"{path}: byte {self._at}: turn {self.position.lsn + 1} cannot be read: {why}")
+        self._refuse_short(path, header.size_bytes)
+
+    def _refuse_short(self, path: Path, size_bytes: int) -> None:
+        """Raises Overtaken if the end of the file is gone, and maybe frames with it."""
+        assert self.position is not None
+        try:
+            found = path.stat().st_size
+        except FileNotFoundError:
+            found = 0
+        if found < size_bytes:
+            raise Overtaken(
+                f"{path}: truncated: {found} bytes of {size_bytes}; turns after {self.position.lsn} may be lost"
+            )
 
     # -- segments
 
@@ -225,7 +239,7 @@ class LogTail:
                 frame = self._codec.read(self._bytes(whole))
             except CorruptFrame:
                 return False
-            self._following, _ = decode_next(frame.payload)
+            self._following = decode_next(frame.payload)
         self._at += padded(whole)
         self.position = Position(self.position.log_id, self.position.lsn + 1)
         return True
@@ -234,7 +248,8 @@ class LogTail:
         """False if the segment is not begun yet. Raises Overtaken."""
         assert self._following is not None
         assert self.position is not None
-        header, number = self._header(self._following), self._following
+        number = self._following.number
+        header = self._header(number)
         path = segment_path(self.directory, number)
         if header is not None and not header.log_id.startswith(self.position.log_id):
             raise Overtaken(f"{path}: the log was replaced after turn {self.position.lsn}")
@@ -243,6 +258,8 @@ class LogTail:
         if header is None or header.first_lsn <= self.position.lsn:
             if up_to_lsn is not None and up_to_lsn > self.position.lsn:
                 raise Overtaken(f"{path}: has no header, but should have turn {self.position.lsn + 1}")
+            if up_to_lsn is None:
+                self._refuse_short(path, self._following.size_bytes)
             return False
         self.close()
         self._open(header, number)

@@ -3,6 +3,12 @@
 Segments whose frames are all in the tables are free and are used again. The frame that names the next segment is on
 disk before anything in that segment is overwritten, and it says what the segment's header says. The turn that comes
 first in a segment waits for both. If it is large, the process does not.
+
+A segment's file has its size before anything says so, and no frame goes beyond. A turn that is larger than a segment
+gets one of its own, which is made longer before.
+
+On a full disk, where no messages are accepted, the spare segment is for what settles some: it is used when no other one
+is free.
 """
 
 from collections import deque
@@ -18,6 +24,7 @@ from storage.log.frames import (
     BUFFER_BYTES,
     FrameCodec,
     Kind,
+    Next,
     SegmentHeader,
     TablesState,
     encode_header,
@@ -25,13 +32,15 @@ from storage.log.frames import (
     padded,
 )
 from storage.log.reading import LogEnd
-from storage.log.segments import SegmentFile, prepare, segment_numbers, segment_path
+from storage.log.segments import SPARE_NAME, SegmentFile, prepare, segment_numbers, segment_path
 
 FREE_SEGMENTS = 2  # kept for use again; more are deleted
 FOLLOWED_FREE_SEGMENTS = 24  # while a follower is a second behind: a segment that is made anew makes turns wait
 # Before a smaller turn, the two small writes that begin a segment are waited for: three writes that are not, one after
 # the other, take longer, and there is less to do meanwhile.
 LARGE_TURN_BYTES = 1 << 20
+_BESIDE_BYTES = 2 * BLOCK_BYTES  # a turn's head and padding, and the frame that names the next segment
+_SPARE = -1  # in place of a segment's number
 _TURN = Kind.TURN  # to look up a member of an enum takes as long as a call
 
 
@@ -40,12 +49,8 @@ class _Segment:
         self.number = number
         self.file = file
         self.last_lsn = 0  # of the last frame in it
-        self.first_at = 0  # where its frames begin
+        self.size_bytes = 0  # as its header says
         self.at = 0  # where the next frame goes
-
-    @property
-    def is_empty(self) -> bool:
-        return self.at == self.first_at
 
 
 class NoSegment(OSError):
@@ -86,21 +91,30 @@ class LogWriter:
         self._kept: list[_Segment] = []  # those of them that only the follower needs
         # The tables have all turns up to these, by the header of the newest segment, and by the newest that is on disk.
         self._headers_lsn = self._known_lsn = 0
+        self.begun = 0  # segments, since this was made
         self._preparing: int | None = None  # the number of the segment that somebody else makes
+        self._spare_path = directory / SPARE_NAME
+        self.has_spare = self._spare_path.exists()
+        # A write that failed was the last one: what comes behind it would make damage of what was only torn. The caller
+        # sets it.
+        self.failure: OSError | None = None
         self.is_writing = False  # the last turn may not be on disk yet
         self._writing: SegmentFile | None = None  # the one that is written to now
         self._waiting: deque[tuple[SegmentFile, memoryview, int]] = deque()  # blocks, and where they go after that
-        self.lsn = tables.lsn
+        self.lsn = tables.lsn if end is None else end.lsn
         self.tables = tables
         # Another process follows the log and needs the frames above this; None if nobody does. The caller sets it.
         self.followed_lsn = followed_lsn
         self.kept_bytes = 0  # of segments that only the follower needs
         self.lost_segments = 0  # used again before the follower had read them
         if end is None:
-            self._begin(self._free.pop())
+            first = self._free.pop()
+            first.file.extend(segment_bytes)
+            self._begin(first, segment_bytes)
             return
+        needed_lsn = tables.lsn if followed_lsn is None else min(tables.lsn, followed_lsn)
         for number, last_lsn in end.before:
-            if followed_lsn is not None and last_lsn > followed_lsn:
+            if last_lsn > needed_lsn:
                 kept = self._take_free(number)
                 kept.last_lsn = last_lsn
                 kept.at = segment_bytes
@@ -108,10 +122,16 @@ class LogWriter:
         last = self._take_free(end.number)
         if end.is_begun:
             last.at = end.at
+            last.last_lsn = end.lsn
+            last.size_bytes = last.file.size_bytes()
             self._used.append(last)
-            self._continue_in_next()
+            with suppress(NoSegment):  # then in this one, which may have room
+                self._continue_in_next()
         else:
-            self._begin(last)
+            # What names it says a size, which may be that of a large turn. It is never shorter.
+            size_bytes = max(segment_bytes, end.size_bytes)
+            last.file.extend(size_bytes)
+            self._begin(last, size_bytes)
         self.release()
 
     def _take_free(self, number: int) -> _Segment:
@@ -125,16 +145,17 @@ class LogWriter:
 
         The turn before must be on disk.
         """
+        if self.failure is not None:
+            raise self.failure
         buffer = self._one_write.view
         with self._codec.pack_turn(time_ms, changes, hints, buffer) as payload:
             current = self._used[-1]
             unused = 0
             is_filled = payload.obj is buffer.obj
-            # A frame larger than a segment gets one to itself.
-            if current.at + len(payload) + 2 * BLOCK_BYTES > self._segment_bytes and not current.is_empty:
+            if current.at + len(payload) + _BESIDE_BYTES > current.size_bytes:
                 is_large = is_filled and len(payload) >= LARGE_TURN_BYTES and current.file.is_asynchronous
-                self._continue_in_next(is_waited_for=not is_large)
-                unused = max(0, self._segment_bytes - current.at)
+                self._continue_in_next(len(payload), is_waited_for=not is_large)
+                unused = max(0, current.size_bytes - current.at)
                 current = self._used[-1]
             at = current.at
             frame = self._frame(_TURN, payload)
@@ -159,6 +180,8 @@ class LogWriter:
 
     def end_turn(self, wait: bool) -> None:
         """`wait` until the last turn is on disk, or only see whether it is: then nothing `is_writing`."""
+        if self.failure is not None:
+            raise self.failure
         while self._writing is not None and self._writing.end(wait):
             if not self._waiting:
                 self._writing = None
@@ -178,23 +201,33 @@ class LogWriter:
         self.lsn = self._used[-1].last_lsn = lsn = self.lsn + 1
         return self._codec.head(kind, lsn, payload), payload
 
-    def _continue_in_next(self, is_waited_for: bool = True) -> None:
-        """Otherwise what is to be written waits, with the turn that comes next."""
+    def _continue_in_next(self, payload_bytes: int = 0, is_waited_for: bool = True) -> None:
+        """In a segment that has room for a turn of so many bytes.
+
+        If it is not waited for, what is to be written waits, with the turn that comes next.
+        """
+        large_bytes = padded(len(self._header(self._segment_bytes)) + payload_bytes + BLOCK_BYTES) + _BESIDE_BYTES
+        size_bytes = max(self._segment_bytes, large_bytes)
         if not self._free:
             self._add_segment()
         segment = self._free.pop(0)
+        segment.file.truncate(size_bytes)
+        segment.file.extend(size_bytes)
         current = self._used[-1]
         # A block, for which there is always room.
-        frame = self._frame(Kind.NEXT, encode_next(segment.number, self.tables))
+        frame = self._frame(Kind.NEXT, encode_next(Next(segment.number, self.tables, size_bytes)))
         current.at = self._write(current.file, current.at, frame, is_waited_for)
-        self._begin(segment, is_waited_for)
+        self._begin(segment, size_bytes, is_waited_for)
 
-    def _begin(self, segment: _Segment, is_waited_for: bool = True) -> None:
-        """Make a free segment the current one."""
-        segment.file.truncate(self._segment_bytes)
-        header = encode_header(SegmentHeader(self._log_id, self._worker, self.lsn + 1, self.tables))
-        segment.at = segment.first_at = self._write(segment.file, 0, (header,), is_waited_for)
+    def _header(self, size_bytes: int) -> bytes:
+        return encode_header(SegmentHeader(self._log_id, self._worker, self.lsn + 1, self.tables, size_bytes))
+
+    def _begin(self, segment: _Segment, size_bytes: int, is_waited_for: bool = True) -> None:
+        """Make a free segment, whose file has this size, the current one."""
+        segment.at = self._write(segment.file, 0, (self._header(size_bytes),), is_waited_for)
+        segment.size_bytes = size_bytes
         segment.last_lsn = self.lsn
+        self.begun += 1
         self._headers_lsn = self.tables.lsn
         if is_waited_for:
             self._known_lsn = self._headers_lsn
@@ -215,6 +248,7 @@ class LogWriter:
         try:
             file = SegmentFile(path, self._one_write)
             try:
+                file.extend(self._segment_bytes)
                 file.allocate(self._segment_bytes)
                 sync_directory(self._directory)
             except OSError:
@@ -222,8 +256,20 @@ class LogWriter:
                 path.unlink()
                 raise
         except OSError as error:
-            raise NoSegment(error.errno, error.strerror) from error
+            file = self._use_spare(path, error)
         self._free.append(_Segment(number, file))
+
+    def _use_spare(self, path: Path, problem: OSError) -> SegmentFile:
+        """As the segment at this path. Raises NoSegment."""
+        if not self.has_spare:
+            raise NoSegment(problem.errno, problem.strerror) from problem
+        try:
+            self._spare_path.rename(path)
+            self.has_spare = False
+            sync_directory(self._directory)
+            return SegmentFile(path, self._one_write)
+        except OSError as error:
+            raise NoSegment(error.errno, error.strerror) from error
 
     def _new_number(self) -> int:
         numbers = [segment.number for segment in (*self._used, *self._free)]
@@ -236,15 +282,27 @@ class LogWriter:
         """True if none is free, and none is being made."""
         return not self._free and self._preparing is None
 
+    @property
+    def wants_spare(self) -> bool:
+        return not self.has_spare and self._preparing is None
+
     def next_path(self) -> Path:
         """The path at which the next segment is being made from now on, until `prepared` or `not_prepared`."""
         self._preparing = self._new_number()
         return segment_path(self._directory, self._preparing)
 
+    def spare_path(self) -> Path:
+        """As `next_path`, of the spare one."""
+        self._preparing = _SPARE
+        return self._spare_path
+
     def prepared(self) -> None:
         """Use the segment that was made. If it cannot be opened now, another one will be wanted."""
         number, self._preparing = self._preparing, None
         assert number is not None
+        if number == _SPARE:
+            self.has_spare = True
+            return
         with suppress(OSError):
             self._free.append(_Segment(number, SegmentFile(segment_path(self._directory, number), self._one_write)))
 
@@ -266,11 +324,24 @@ class LogWriter:
         self._kept = [segment for segment in self._used[:-1] if segment.last_lsn <= lsn]
         self.kept_bytes = sum(segment.file.size_bytes() for segment in self._kept)
         most = FREE_SEGMENTS if self.followed_lsn is None else FOLLOWED_FREE_SEGMENTS
+        if self.wants_spare and len(self._free) > 1:
+            self._spare(self._free.pop())
         while len(self._free) > most:
             segment = self._free.pop()
             segment.file.close()
             with suppress(OSError):  # it stays, as a free one for the next start
                 segment.file.path.unlink()
+
+    def _spare(self, segment: _Segment) -> None:
+        """Set a free segment aside."""
+        try:
+            segment.file.truncate(self._segment_bytes)
+            segment.file.path.rename(self._spare_path)
+        except OSError:  # it stays, as a free one for the next start
+            pass
+        else:
+            self.has_spare = True
+        segment.file.close()
 
     def take_kept(self) -> bool:
         """Free the oldest segment that only the follower needs, and which it loses. False if there is none."""
@@ -287,9 +358,15 @@ class LogWriter:
     def has_free(self) -> bool:
         return bool(self._free)
 
+    @property
+    def has_spares(self) -> bool:
+        """A segment is free, and one is kept for a full disk."""
+        return self.has_free and self.has_spare
+
     def sizes(self) -> list[int]:
-        """The bytes of each segment on disk."""
-        return [segment.file.size_bytes() for segment in (*self._used, *self._free)]
+        """The bytes of each segment on disk, and of the spare one."""
+        spare = [self._segment_bytes] * self.has_spare
+        return [segment.file.size_bytes() for segment in (*self._used, *self._free)] + spare
 
     def close(self) -> None:
         self._one_write.close()

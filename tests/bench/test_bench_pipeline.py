@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+pytest.importorskip("matplotlib")  # the group `bench` has it
+
 from bench import load, run
 from bench.load import LoadFailed
 from bench.measure import fresh

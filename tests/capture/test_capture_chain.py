@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from pyarrow.fs import LocalFileSystem, SubTreeFileSystem, _MockFileSystem
 
 from storage.capture.chain import SNAPSHOT_ENTRIES, Chain, load, names
 from storage.capture.errors import AnotherNamespace, DamagedManifest, InUse, Superseded
-from storage.capture.manifest import Entry, Kind, Next, State, TableName
+from storage.capture.manifest import Entry, Kind, Next, State, TableName, path_of
 from storage.capture.place import Place, Sink, Stored
 from storage.capture.writing import CaptureOptions, CaptureWriter
 from tests.capture.synthetic_rows import EPOCH, batch
@@ -295,6 +296,21 @@ def test_a_missing_entry_is_named(tmp_path):
     place.delete(first)
     with pytest.raises(DamagedManifest, match=r"0{19}1-.*: is missing"):
         load(place)
+
+
+def test_a_manifest_that_is_gone_is_not_begun_anew_beside_files(tmp_path):
+    """It would end with the removal of all files that it does not name."""
+    place = Place.of(str(tmp_path))
+    Chain(place, "here").close()
+    for stored in list(place.files("manifest")):
+        if "claim" not in stored.path:
+            place.delete(stored.path)
+    Chain(place, "here").close()  # there is nothing else
+    shutil.rmtree(tmp_path / "manifest")
+    place.write(path_of(TableName.LEDGER, 500_000, "a"), b"rows")
+    for _ in range(2):
+        with pytest.raises(DamagedManifest, match=r"has no entry, but table=ledger/date=.*/a\.parquet is there"):
+            Chain(place, "here")
 
 
 def test_an_entry_of_a_later_version_is_refused(tmp_path):

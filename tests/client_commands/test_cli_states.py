@@ -185,3 +185,22 @@ def test_what_a_full_target_cannot_take_is_not_lost(peeklock, connection):
     there, plain = counts["full"]["active"], counts["plain"]
     assert there > 0
     assert there + plain["transfer"] + plain["transfer_dead_lettered"] == 30, counts
+
+
+HOSTILE = ["a\x1b[2Jb", "two\nlines", "a\x9b31m", "\u202etxt", "end\u2028"]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=ascii)
+def test_what_is_printed_of_others_controls_no_terminal(peeklock, connection, text):
+    message = Message(id=text, group_id=text, subject=text, body=text, properties={text: text})
+    connection.create_sender("talks").send(message)
+    for command in (("peek", "talks"), ("sessions", "talks"), ("sessions", "talks", "--json")):
+        printed = peeklock(*command)
+        assert printed.exit_code == 0
+        assert all(line.isprintable() for line in printed.stdout.split("\n"))
+    assert text in json.loads(peeklock("sessions", "talks", "--json").stdout)
+    shown = json.loads(peeklock("receive", "talks", "--session", text).stdout)
+    assert (shown["message_id"], shown["body"], shown["properties"]) == (text, text, {text: text})
+    refused = peeklock("receive", text)
+    assert refused.exit_code == 1
+    assert all(line.isprintable() for line in refused.stderr.split("\n"))

@@ -1,7 +1,7 @@
 """Workers and gateways of one namespace, each with a supervisor and a directory of its own, as on several machines."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -76,6 +76,18 @@ class Machine(Broker):
         owned = ",".join(map(str, self.owned))
         return [*command, "--partitions", owned, "--listen", self.listen, "--data-dir", str(self.data_dir)]
 
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """All its processes stand still meanwhile; its kernel goes on."""
+        processes = self.processes()
+        for process in processes:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in processes:
+                process.resume()
+
     def wait_until_told(self) -> None:
         """As `wait_until_ready`, where its operations endpoint cannot be reached."""
         eventually(lambda: b" is ready." in self.log_file.read_bytes(), "it says so", START_TIMEOUT_S)
@@ -94,10 +106,13 @@ class Cluster:
         gateways: int = 1,
         certificates: Certificates | None = None,
         has_journals: bool = False,
+        cluster: str = "",
     ) -> None:
+        """`cluster` are settings of that section, of all processes."""
         self._directory = directory
         self._config = config
         self._certificates = certificates
+        self._cluster = cluster
         self.partitions = partitions
         ports = free_ports(2 * workers)
         self.addresses = [f"{HOST}:{port}" for port in ports[:workers]]
@@ -109,9 +124,17 @@ class Cluster:
         self.gateways = [self._machine(f"gateway-{number}") for number in range(gateways)]
 
     def _machine(self, name: str, owned: Sequence[int] = (), listen: str = "") -> Machine:
-        cluster = "" if self._certificates is None else self._certificates.settings(name, HOST)
+        secured = "" if self._certificates is None else self._certificates.settings(name, HOST)
         config = f"partitions = {self.partitions}\n{self._config}"
-        return Machine(self._directory / name, config, cluster, self.addresses, owned, listen, journals=self.journals)
+        return Machine(
+            self._directory / name,
+            config,
+            self._cluster + secured,
+            self.addresses,
+            owned,
+            listen,
+            journals=self.journals,
+        )
 
     def grow(self, count: int) -> Machine:
         """Another worker, with so many new partitions. It is not started, and the others know of it after a restart."""

@@ -193,6 +193,19 @@ def test_a_partition_beside_the_home_catches_up_after_a_crash_between_their_comm
         assert store.scan(Table.META, DELETED_ENTITY_PREFIX, DELETED_ENTITY_PREFIX + b"\xff" * 5, 10) == []
 
 
+def test_the_home_remembers_the_stores_of_all_partitions_and_tells_which_are_others(broker):
+    first = [(each, b"store %d" % each) for each in range(PARTITIONS)]
+    assert broker.home.recognize(first[:2]) == []
+    assert broker.home.recognize(first[2:]) == []
+    for _ in range(2):
+        assert broker.home.recognize([list(each) for each in first]) == []
+        broker.commit(0, None)
+        broker.start(0)  # also over a restart
+    assert broker.home.recognize([(1, b"another"), (2, b"store 2"), (3, b"a third")]) == [1, 3]
+    assert broker.home.recognize([(1, b"another"), (2, b"store 2"), (3, b"a third")]) == []
+    broker.check()
+
+
 def test_contents_are_compared_and_not_only_version_numbers(broker):
     key = entity_key(1)
     definition = broker.stores[0].get(Table.ENTITIES, key)

@@ -1,3 +1,4 @@
+import json
 import os
 import socket
 import subprocess
@@ -348,6 +349,18 @@ def test_the_connection_string_of_another_rule_needs_no_root_key(peeklock, tmp_p
     result = peeklock("connection-string", "--config", "peeklock.toml", "--key-name", "k", "--tls")
     assert result.stdout == "Endpoint=sb://localhost;SharedAccessKeyName=k;SharedAccessKey=p;\n"
     assert not (tmp_path / "peeklock-data").exists()
+
+
+@pytest.mark.parametrize("part", ["key_name", "primary_key"])
+@pytest.mark.parametrize("text", ["a;Endpoint=sb://elsewhere", "a\nb", "a\x1b[2J"], ids=ascii)
+def test_a_key_that_would_be_another_part_makes_no_connection_string(peeklock, tmp_path, part, text):
+    rule = {"key_name": "k", "primary_key": "p", "rights": ["Send"], part: text}
+    lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in rule.items())
+    (tmp_path / "peeklock.toml").write_text(f"[[security.authorization_rules]]\n{lines}")
+    name = rule["key_name"]
+    result = peeklock("connection-string", "--config", "peeklock.toml", "--key-name", name)
+    assert (result.exit_code, result.stdout) == (78, "")
+    assert "has characters that cannot be in a connection string" in result.stderr
 
 
 @pytest.mark.parametrize(

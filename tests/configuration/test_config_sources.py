@@ -175,6 +175,11 @@ def test_a_wrong_flag_is_named_with_value_and_limits(flag, value, text):
         ("PEEKLOCK_HTTP__TLS_PORT", "443", '"443" needs tls.certificate and tls.key; set them, or turn it off'),
         ("PEEKLOCK_AMQP__TLS_KEY", "k.pem", "is PEEKLOCK_TLS__KEY now"),
         ("PEEKLOCK_AMQP__PORT", "off", '"off" is off, and so is tls_port: nobody could connect'),
+        (
+            "PEEKLOCK_AMQP__MAX_CONNECTIONS_BYTES",
+            "1",
+            '"1" is out of range; it must be from 67108864 to 2199023255552 bytes',
+        ),
         ("PEEKLOCK_AMQP__PROT", "1", "no such setting; did you mean PEEKLOCK_AMQP__PORT?"),
         ("PEEKLOCK_WHAT", "1", "no such setting; docs/configuration.md lists them"),
     ],
@@ -182,6 +187,15 @@ def test_a_wrong_flag_is_named_with_value_and_limits(flag, value, text):
 def test_a_wrong_variable_is_named_with_value_and_limits(name, value, text):
     [problem] = problems(environment={name: value})
     assert problem.startswith(f"{name}: {text}")
+
+
+def test_limits_of_memory_that_contradict_each_other_are_refused():
+    names = ("PEEKLOCK_AMQP__MAX_CONNECTIONS_BYTES", "PEEKLOCK_AMQP__MAX_UNFINISHED_BYTES")
+    [problem] = problems(environment=dict.fromkeys(names, "67108864"))
+    assert problem == (
+        f'{names[1]}: "67108864" is more than half of amqp.max_connections_bytes, which is 67108864; set it lower, or '
+        "that higher"
+    )
 
 
 @pytest.mark.parametrize(

@@ -150,3 +150,43 @@ def test_a_library_that_logs_an_exception_has_it_written():
     except ValueError:
         logging.getLogger("aiohttp").exception("request failed")
     assert "what happened" in line(stream)["exception"]
+
+
+# A client may call itself what it likes; each of these would control a terminal, or look like another line.
+HOSTILE = [
+    "a\x1b[2J",
+    "a\n2026-01-01T00:00:00Z [info     ] all is well",
+    "a\x9b31m",
+    "a\u2028b",
+    "a\x85b",
+    "\u202eb",
+    "\r",
+    "\0",
+]
+
+
+@pytest.mark.parametrize("log_format", [LogFormat.JSON, LogFormat.CONSOLE])
+@pytest.mark.parametrize("text", HOSTILE, ids=ascii)
+def test_what_clients_say_stays_within_its_line_and_is_printable(log_format, text):
+    stream = logged(format=log_format)
+    structlog.get_logger().info("x", client=text, inner={text: [text, {"deep": text}]}, pair=(text,))
+    logging.getLogger("asyncio").error("a task of %s has failed", text)
+    first, second, nothing = stream.getvalue().split("\n")
+    assert (first + second).isprintable()
+    assert nothing == ""
+    if log_format is LogFormat.JSON:
+        assert (json.loads(first)["client"], json.loads(first)["inner"]) == (text, {text: [text, {"deep": text}]})
+        assert json.loads(second)["event"] == f"a task of {text} has failed"
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=ascii)
+def test_a_traceback_has_lines_of_its_own_that_look_like_no_others(text):
+    stream = logged(format=LogFormat.CONSOLE)
+    try:
+        raise ValueError(text)
+    except ValueError:
+        structlog.get_logger().exception("failed")
+    head, *lines, nothing = stream.getvalue().split("\n")
+    assert head.isprintable()
+    assert all(line.isprintable() and line.startswith("  ") for line in lines)
+    assert nothing == ""

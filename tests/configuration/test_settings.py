@@ -7,7 +7,7 @@ from pydantic.fields import FieldInfo
 
 from broker.namespace.entities import AuthorizationRule, QueueDescription
 from broker.namespace.rule_descriptions import CorrelationFilter, RuleDescription, RuleValue, SqlAction, SqlFilter
-from broker.settings.config import Amqp, DeclaredSubscription, DeclaredTopic, Settings, is_loopback
+from broker.settings.config import MIB, Amqp, DeclaredSubscription, DeclaredTopic, Settings, is_loopback
 from broker.settings.placement import guess_one_process
 from broker.settings.reference import document
 from broker.settings.sources import leaves, section_of, variable
@@ -69,6 +69,32 @@ def test_defaults_are_secure():
     assert not settings.security.allow_anonymous
     assert not settings.emulator
     assert settings.security.root_key is None
+
+
+@pytest.mark.parametrize(
+    ("given", "unfinished", "connections"),
+    [
+        ({}, 512 * MIB, 1024 * MIB),
+        ({"max_unfinished_bytes": 4096 * MIB}, 4096 * MIB, 8192 * MIB),
+        ({"max_unfinished_bytes": 1024 * 1024 * MIB}, 1024 * 1024 * MIB, 2048 * 1024 * MIB),
+        ({"max_unfinished_bytes": MIB}, MIB, 1024 * MIB),
+        ({"max_connections_bytes": 256 * MIB}, 128 * MIB, 256 * MIB),
+        ({"max_connections_bytes": 256 * MIB, "max_unfinished_bytes": 128 * MIB}, 128 * MIB, 256 * MIB),
+    ],
+)
+def test_unfinished_messages_have_half_of_the_memory_of_connections_at_most(given, unfinished, connections):
+    """Who has set one of the two, in an earlier version or now, need not know the other."""
+    settings = Settings.model_validate({"amqp": given})
+    assert (settings.amqp.max_unfinished_bytes, settings.amqp.max_connections_bytes) == (unfinished, connections)
+    assert Settings.model_validate(settings.model_dump(mode="json")) == settings  # as processes get them
+
+
+def test_large_messages_have_room_whatever_the_limits_are():
+    amqp = Settings.model_validate(
+        {"amqp": {"max_message_size_bytes": 100 * MIB, "max_connections_bytes": 64 * MIB}}
+    ).amqp
+    assert amqp.unfinished_bytes == 16 * 100 * MIB
+    assert amqp.connections_bytes == 32 * 100 * MIB
 
 
 def test_settings_cannot_change():

@@ -25,6 +25,12 @@ from storage.log.commit_log import LogUsage
 from storage.memory import MemoryStore
 
 
+def frame(*messages: Any) -> bytes:
+    """As gateways and workers write it (`broker.wire`)."""
+    body = msgpack.packb(messages)
+    return len(body).to_bytes(4, "big") + body
+
+
 class Killed(Exception):
     """The worker was killed between the commits of two of its partitions."""
 
@@ -184,12 +190,16 @@ class Workers:
         self.now_ms += REDIAL_CLUSTER_MS  # of a connection on which writing failed; others are dialled sooner
         self.settle()
 
+    def client(self, number: int) -> socket.socket:
+        """A connection to a worker, as a gateway has it."""
+        client = socket.socket(socket.AF_UNIX)
+        client.connect(self._sockets[number])
+        return client
+
     def ask(self, *change: Any) -> Any:
         """Change the catalog as a client; returns the reply, or None if there is none."""
-        with socket.socket(socket.AF_UNIX) as client:
-            client.connect(self._sockets[0])
-            frame = msgpack.packb([[Op.REQUEST, 0, 7, "change-catalog", 0, list(change)]])
-            client.sendall(len(frame).to_bytes(4, "big") + frame)
+        with self.client(0) as client:
+            client.sendall(frame([Op.REQUEST, 0, 7, "change-catalog", 0, list(change)]))
             self.settle()
             client.setblocking(False)
             try:

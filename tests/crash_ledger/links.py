@@ -209,6 +209,7 @@ class Receiver(Peer):
         self._delivered = delivered
         self._confirmed = confirmed
         self.unconfirmed: set[Key] = set()
+        self._is_draining = False
         super().__init__(login, name, address)
 
     def _open_link(self, session: Session, name: str, address: str) -> None:
@@ -218,6 +219,20 @@ class Receiver(Peer):
         self._link.rcv_settle_mode = Link.RCV_SECOND
         self._link.open()
         self._link.flow(self.window)
+
+    def drain(self) -> None:
+        """Ask for what there is, up to the credit: when `is_drained`, it has come."""
+        self._is_draining = True
+        self._link.drain(0)
+
+    @property
+    def is_drained(self) -> bool:
+        return not self._link.draining()
+
+    def go_on(self) -> None:
+        """Behind a drain: as before it."""
+        self._is_draining = False
+        self._link.flow(self.window - self._link.credit)
 
     def settle(self, delivery: Delivery, key: Key, outcome: Outcome) -> None:
         """The outcome leaves with the next `write`. Credit follows."""
@@ -235,7 +250,7 @@ class Receiver(Peer):
             body = message.body
             delivery.locked_until_ms = int(message.annotations["x-opt-locked-until"])
             self._delivered(self, delivery, bytes(body) if isinstance(body, bytes | memoryview) else b"")
-            if self.window and self._link.credit <= self.window // 2:
+            if self.window and not self._is_draining and self._link.credit <= self.window // 2:
                 self._link.flow(self.window - self._link.credit)
         elif delivery.settled and hasattr(delivery, "outcome"):
             applied = (

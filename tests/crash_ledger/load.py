@@ -125,6 +125,15 @@ class Load:
         self._close(self._slots)
         self._selector.close()
 
+    def drained(self, problems: list[str]) -> bool:
+        """As `drain`; False if it took too long, which is added to the problems."""
+        try:
+            self.drain()
+        except TimeoutError as timeout:
+            problems.append(str(timeout))
+            return False
+        return True
+
     def all_attached(self) -> bool:
         return all(slot.peer is not None and slot.peer.attached for slot in self._slots)
 
@@ -156,12 +165,37 @@ class Load:
         self.ledger.new_epoch()
 
     def _until_quiet(self, timeout_s: float, quiet_s: float) -> None:
+        """Nothing has come for `quiet_s`, and the broker says to each receiver that there is nothing."""
         end = time.monotonic() + timeout_s
         self._last_delivery = time.monotonic()
-        while time.monotonic() - self._last_delivery < quiet_s or self._unanswered() or not self.all_attached():
-            self._turn()
-            if time.monotonic() > end:
-                raise TimeoutError(f"not drained after {timeout_s:.0f} s; {self._unanswered()} answers are missing")
+        while not (self._is_quiet(quiet_s) and self._is_empty(end, timeout_s)):
+            self._turn_before(end, timeout_s)
+
+    def _is_quiet(self, quiet_s: float) -> bool:
+        """Silence counts from when all links are there."""
+        if not self.all_attached():
+            self._last_delivery = time.monotonic()
+        return time.monotonic() - self._last_delivery >= quiet_s and not self._unanswered()
+
+    def _is_empty(self, end: float, timeout_s: float) -> bool:
+        """Drain all receivers: silence may be a disk that takes seconds for a write."""
+        before, receivers = self._last_delivery, self._receiving()
+        for receiver in receivers:
+            receiver.drain()
+        while self.all_attached() and not all(receiver.is_drained for receiver in receivers):
+            self._turn_before(end, timeout_s)
+        now = self._receiving()
+        for receiver in now:
+            receiver.go_on()
+        return now == receivers and self.all_attached() and self._last_delivery == before
+
+    def _receiving(self) -> list[Receiver]:
+        return [slot.peer for slot in self._slots if isinstance(slot.peer, Receiver)]
+
+    def _turn_before(self, end: float, timeout_s: float) -> None:
+        self._turn()
+        if time.monotonic() > end:
+            raise TimeoutError(f"not drained after {timeout_s:.0f} s; {self._unanswered()} answers are missing")
 
     def _send_one_through(self, timeout_s: float) -> None:
         end = time.monotonic() + timeout_s

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from protocol.codec import Symbol, UInt, decode
@@ -19,6 +20,7 @@ from tests.end_to_end.raw_peer import (
     ATTACH,
     DETACH,
     DISPOSITION,
+    FLOW,
     MODIFIED,
     TRANSFER,
     Closed,
@@ -64,7 +66,10 @@ KEYS = 8  # partition keys that chains have on partitioned queues
 SESSION_COUNT = 16
 MOST_WAITING = 1000  # messages of sessions, and with ids, above which senders pause
 PATIENCE_S = 5.0
-QUIET_S = 1.5  # after so long without a message there is none
+QUIET_S = 1.5  # after so long without a message there may be none
+EVERYTHING = 1 << 20
+DRAIN_S = 30.0  # for the answer to a drain
+REFUSED_S = 0.05  # a sender that was refused pauses, as clients do that are told to come back later
 UNDONE = ("amqp:transaction:rollback", "amqp:transaction:timeout", "amqp:transaction:unknown-id")
 SEQUENCE_NUMBER = Symbol("x-opt-sequence-number")
 PARTITION_KEY = Symbol("x-opt-partition-key")
@@ -86,6 +91,14 @@ def answers(
                 found[is_receiver][delivery] = state
                 missing[is_receiver].discard(delivery)
     return found[True], found[False]
+
+
+def accepted_of(states: dict[int, Any]) -> list[int]:
+    """The deliveries that were accepted. After a refusal it waits a little."""
+    accepted = [delivery for delivery, state in states.items() if state.descriptor == ACCEPTED]
+    if len(accepted) < len(states):
+        time.sleep(REFUSED_S)
+    return accepted
 
 
 def annotations_of(payload: bytes) -> dict[Any, Any]:
@@ -114,6 +127,14 @@ class Inbox:
                 frames.append(self._peer.expect(TRANSFER, wait_s))
                 self.count += 1
         return frames
+
+    def rest(self) -> list[Frame]:
+        """All that there are, until the broker says so. Silence may be a disk that takes seconds for a write."""
+        self._peer.flow(self.handle, EVERYTHING, delivery_count=self.count, drain=True)
+        while (answer := self._peer.expect(FLOW, DRAIN_S)).fields[4] != self.handle:
+            pass
+        self.count = answer.fields[5]
+        return list(iter(partial(self._peer.take_kept, TRANSFER), None))
 
 
 class Worker(threading.Thread):
@@ -146,6 +167,15 @@ class Worker(threading.Thread):
     def work(self, peer: RawPeer) -> None:
         """Until done. Raises what a lost connection or a link that is refused brings about."""
         raise NotImplementedError
+
+    def end(self, timeout_s: float) -> None:
+        """Stop, and wait until all is done. Raises TimeoutError, and what it failed of."""
+        self.stopping.set()
+        self.join(timeout_s)
+        if self.is_alive():
+            raise TimeoutError(f"{self.name} did not come to its end in {timeout_s:.0f} s")
+        if self.failure is not None:
+            raise self.failure
 
 
 class Mover(Worker):
@@ -248,10 +278,9 @@ class SessionSender(Worker):
                 number = self._next[session] = self._next[session] + 1
                 encoded = message(b"%d" % number, properties=[None] * 10 + [session])
                 keys[peer.transfer(encoded, handle)] = (session, number)
-            for delivery, state in answers(peer, sends=keys)[0].items():
-                if state.descriptor == ACCEPTED:
-                    with self.lock:
-                        self._book.accepted(keys[delivery])
+            for delivery in accepted_of(answers(peer, sends=keys)[0]):
+                with self.lock:
+                    self._book.accepted(keys[delivery])
 
 
 class SessionReceiver(Worker):
@@ -343,11 +372,10 @@ class IdSender(Worker):
                 self._made += len(fresh)
             self._unanswered.update(again, fresh)
             sent = {peer.transfer(message(b"", properties=[each]), handle): each for each in [*again, *fresh]}
-            for delivery, state in answers(peer, sends=sent)[0].items():
-                if state.descriptor == ACCEPTED:
-                    with self.lock:
-                        self._book.accepted.add(sent[delivery])
-                    self._unanswered.discard(sent[delivery])
+            for delivery in accepted_of(answers(peer, sends=sent)[0]):
+                with self.lock:
+                    self._book.accepted.add(sent[delivery])
+                self._unanswered.discard(sent[delivery])
 
 
 class Draining(Worker):
@@ -358,6 +386,8 @@ class Draining(Worker):
     def __init__(self, port: int, seed: int, lock: threading.Lock) -> None:
         super().__init__(port, seed, lock)
         self._drained = False
+        self.receives = threading.Event()  # it pauses while this is not set
+        self.receives.set()
 
     def done(self) -> bool:
         return self.stopping.is_set() and self._drained
@@ -374,8 +404,12 @@ class Draining(Worker):
         inbox = Inbox(peer, peer.attach_receiver(self.address))
         while not self.done():
             stopping = self.stopping.is_set()
+            if not stopping and not self.receives.wait(0.05):
+                continue
             frames = inbox.take(50, QUIET_S if stopping else 0.1)
-            self._drained = stopping and not frames
+            if stopping and not frames:
+                frames = inbox.rest()
+                self._drained = not frames
             items = {}
             for frame in frames:
                 with self.lock:
@@ -389,11 +423,10 @@ class Draining(Worker):
 
 
 class IdReceiver(Draining):
-    address = IDS
-
-    def __init__(self, port: int, seed: int, lock: threading.Lock, book: Ids) -> None:
+    def __init__(self, port: int, seed: int, lock: threading.Lock, book: Ids, address: str = IDS) -> None:
         super().__init__(port, seed, lock)
         self._book = book
+        self.address = address
 
     def delivered(self, frame: Frame, number: int) -> str:
         message_id = id_of(frame.payload)
@@ -427,10 +460,9 @@ class CopySender(Worker):
                 with self.lock:
                     self._book.sent(self._next, self._epoch())
                 sent[peer.transfer(message(b"%d" % self._next), handle)] = self._next
-            for delivery, state in answers(peer, sends=sent)[0].items():
-                if state.descriptor == ACCEPTED:
-                    with self.lock:
-                        self._book.accepted(sent[delivery], self._epoch())
+            for delivery in accepted_of(answers(peer, sends=sent)[0]):
+                with self.lock:
+                    self._book.accepted(sent[delivery], self._epoch())
 
 
 class CopyReceiver(Draining):
@@ -504,11 +536,7 @@ class Workers:
             for worker in workers:
                 worker.stopping.set()
             for worker in workers:
-                worker.join(timeout_s)
-                if worker.is_alive():
-                    raise TimeoutError(f"{worker.name} did not come to its end in {timeout_s:.0f} s")
-                if worker.failure is not None:
-                    raise worker.failure
+                worker.end(timeout_s)
         self.chains.close(self._left())
         self.order.close()
         self.ids.close()
@@ -518,7 +546,7 @@ class Workers:
         with RawPeer.connect(self._port) as peer:
             inbox = Inbox(peer, peer.attach_receiver(CHAINS))
             found: list[Link] = []
-            while frames := inbox.take(CHAIN_COUNT, QUIET_S):
+            while frames := inbox.take(CHAIN_COUNT, QUIET_S) or inbox.rest():
                 found += [read(body_of(frame.payload)) for frame in frames]
             return found
 

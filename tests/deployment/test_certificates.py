@@ -7,7 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from manifests import skip_or_fail
+
+from tests.deployment.manifests import skip_or_fail
 
 PROGRAM = Path(__file__).parents[2] / "deploy" / "cluster-certificates"
 

@@ -11,7 +11,12 @@ from typing import Any, cast
 import jsonschema
 import kubernetes_validate
 import pytest
-from manifests import (
+
+import broker
+from broker.http.ops import OpsSource, ops_pages
+from broker.http.readiness import ANSWER_SECONDS
+from broker.settings.config import Settings
+from tests.deployment.manifests import (
     BUILDS,
     COMPONENTS,
     KUBERNETES,
@@ -33,11 +38,6 @@ from manifests import (
     workload,
     workloads,
 )
-
-import broker
-from broker.http.ops import OpsSource, create_ops_app
-from broker.http.readiness import ANSWER_SECONDS
-from broker.settings.config import Settings
 
 SERVED_VERSIONS = ("1.25", kubernetes_validate.latest_version())
 """The oldest and the newest version of Kubernetes whose API the manifests are held against."""
@@ -218,7 +218,7 @@ def test_only_those_connect_who_have_to(objects):
 
 
 def _routes():
-    return {resource.canonical for resource in create_ops_app(cast(OpsSource, None)).router.resources()}
+    return set(ops_pages(cast(OpsSource, None)))
 
 
 def test_probes_ask_what_the_broker_answers(objects):

@@ -13,12 +13,12 @@ from typing import Any, Final
 
 import pytest
 import yaml
-from manifests import image_environment
 
 from broker.settings.config import Settings
 from broker.settings.sources import load
 from tests.brokers import REPOSITORY
 from tests.deployment.command_line import options
+from tests.deployment.manifests import image_environment
 from tests.end_to_end.health import eventually
 from tests.ports import free_ports
 

@@ -6,11 +6,23 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
-from manifests import KUBERNETES, ROOT, Object, build, built, fits, labels_of_pods, named, of_kind, pod, workloads
 
 from broker.pairing.syphon.syphon import STOP_SECONDS
 from broker.settings.sources import load
 from tests.deployment.command_line import options
+from tests.deployment.manifests import (
+    KUBERNETES,
+    ROOT,
+    Object,
+    build,
+    built,
+    fits,
+    labels_of_pods,
+    named,
+    of_kind,
+    pod,
+    workloads,
+)
 
 PLACES = ("primary", "secondary", "application")
 SERVED_VERSIONS = ("1.25", kubernetes_validate.latest_version())

@@ -11,9 +11,21 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 import yaml
-from manifests import KUBERNETES, ROOT, Object, build, built, container, fits, labels_of_pods, named, of_kind, pod
 
 from tests.deployment.command_line import options
+from tests.deployment.manifests import (
+    KUBERNETES,
+    ROOT,
+    Object,
+    build,
+    built,
+    container,
+    fits,
+    labels_of_pods,
+    named,
+    of_kind,
+    pod,
+)
 
 PIPELINE = KUBERNETES / "pipeline"
 SERVED_VERSIONS = ("1.25", kubernetes_validate.latest_version())

@@ -16,11 +16,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from manifests import KUBERNETES, ROOT, Object, built, named, of_kind
 
 from tests.brokers import Broker
 from tests.caller import ALL_PODS, VARIABLES
 from tests.deployment.kubernetes_api import KubernetesApi
+from tests.deployment.manifests import KUBERNETES, ROOT, Object, built, named, of_kind
 from tests.deployment.node import Node, image_environment
 from tests.pipeline import ledgers
 from tests.pipeline.ledgers import History

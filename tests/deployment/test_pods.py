@@ -15,9 +15,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from manifests import ROOT, build, container, image_environment, named, pod, variables, workload
 
 from tests.capture.checks import captured_rows
+from tests.deployment.manifests import ROOT, build, container, image_environment, named, pod, variables, workload
 from tests.ports import free_ports
 
 KEY = "the root key of this test"
@@ -39,8 +39,10 @@ class Pods:
         program = self._programs / "peeklock"
         program.write_text(f'#!/bin/sh\nexec {sys.executable} -m broker.cli "$@"\n')
         program.chmod(0o755)
-        certificates = [ROOT / "deploy" / "cluster-certificates", here / "certificates", "cluster", "localhost"]
-        subprocess.run(certificates, check=True, capture_output=True, timeout=60)
+        program = ROOT / "deploy" / "cluster-certificates"
+        subprocess.run(
+            [program, here / "certificates", "cluster", "localhost"], check=True, capture_output=True, timeout=60
+        )
         self.authority = here / "certificates" / "ca.crt"
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from manifests import ROOT
+
+from tests.deployment.manifests import ROOT
 
 SPARK = ROOT / "deploy" / "spark"
 POD = {"POD_IP": "10.0.0.7", "POD_NAME": "flow-audit-1", "POD_NAMESPACE": "shop", "SPARK_IMAGE": "registry/spark:1"}

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from manifests import skip_or_fail
 
-from broker.child import PERMANENT_FAULT
+from broker.child import NO_ROOM, PERMANENT_FAULT
 from broker.pairing.pairing import CLOSE_SECONDS
 from broker.pairing.syphon.syphon import STOP_SECONDS
 from broker.settings.config import Settings
 from broker.settings.sources import load
 from tests.deployment.command_line import options
+from tests.deployment.manifests import skip_or_fail
 
 UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
 NAMES = sorted(path.name for path in UNITS.glob("*.service"))
@@ -123,6 +123,13 @@ def test_a_pairing_has_time_to_end(name):
 def test_what_cannot_start_is_not_started_again(name):
     assert value(name, "Restart") == "always"
     assert {int(code) for code in value(name, "RestartPreventExitStatus").split()} == {2, PERMANENT_FAULT}
+
+
+@pytest.mark.parametrize("name", SUPERVISED)
+def test_what_finds_no_room_is_started_again_for_as_long_as_it_takes(name):
+    assert str(NO_ROOM) not in value(name, "RestartPreventExitStatus").split()
+    assert value(name, "RestartSec") == "1"
+    assert dict(lines(name, "Unit"))["StartLimitIntervalSec"] == "0"
 
 
 @pytest.mark.parametrize("name", SUPERVISED)

@@ -21,6 +21,7 @@ from protocol.codec import Described, Symbol, UByte, UInt, ULong, UShort, decode
 from protocol.engine.sasl import SASL_HEADER, plain_response
 from protocol.symbols import AMQP_HEADER
 from tests.brokers import KEY, KEY_NAME
+from tests.whole_frames import require_whole
 
 OPEN, BEGIN, ATTACH, FLOW, TRANSFER, DISPOSITION, DETACH, END, CLOSE = range(0x10, 0x19)
 SASL_OUTCOME = 0x44
@@ -28,7 +29,8 @@ RECEIVED, ACCEPTED, REJECTED, RELEASED, MODIFIED = range(0x23, 0x28)
 BATCH_FORMAT = 0x80013700
 HEARTBEAT = bytes.fromhex("0000000802000000")
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0  # only a test that fails waits so long
+PYTHON = "azsdk-python-servicebus"  # the product of an SDK that reads fields by position
 
 
 class Closed(Exception):
@@ -63,8 +65,8 @@ def _u32(number: int) -> bytes:
     return number.to_bytes(4, "big")
 
 
-def source(address: Any, *, dynamic: bool = False, filters: Any = None) -> Described:
-    return Described(ULong(0x28), [address, UInt(0), Symbol("session-end"), UInt(0), dynamic, None, None, filters])
+def source(address: Any, *, dynamic: bool = False, mode: Any = None, filters: Any = None) -> Described:
+    return Described(ULong(0x28), [address, UInt(0), Symbol("session-end"), UInt(0), dynamic, None, mode, filters])
 
 
 def target(address: Any, *, dynamic: bool = False) -> Described:
@@ -131,7 +133,9 @@ def batch(*messages: bytes) -> bytes:
 class RawPeer:
     """One connection. Numbers of handles and deliveries are the test's own business; these are only defaults."""
 
-    def __init__(self, port: int, *, receive_buffer_bytes: int | None = None) -> None:
+    def __init__(self, port: int, *, receive_buffer_bytes: int | None = None, product: str | None = None) -> None:
+        """`product` is what its open says of itself: that of Python's SDK reads fields by position."""
+        self.product = product
         self.socket = socket.socket()
         if receive_buffer_bytes is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
@@ -205,6 +209,7 @@ class RawPeer:
         if size == 8:
             return Frame(channel, None, [], b"")
         described, end = decode(frame, 8)
+        require_whole(int(described.descriptor), described.value, by_position=self.product == PYTHON)
         return Frame(channel, int(described.descriptor), described.value, frame[end:])
 
     def _need(self, count: int, deadline: float) -> None:
@@ -237,6 +242,13 @@ class RawPeer:
                 return frame
             if frame.code is not None:
                 self._kept.append(frame)
+
+    def take_kept(self, code: int) -> Frame | None:
+        """The next of those that came while other frames were expected; None if there is none."""
+        found = next((frame for frame in self._kept if frame.code == code), None)
+        if found is not None:
+            self._kept.remove(found)
+        return found
 
     def drop(self, code: int) -> None:
         """Forget what is kept of this performative: what came on a link before its detach is of no use after it."""
@@ -277,6 +289,8 @@ class RawPeer:
     def open(self, *, idle_time_out_ms: int | None = None, header: bool = True) -> Frame:
         idle = None if idle_time_out_ms is None else UInt(idle_time_out_ms)
         fields = ["raw-peer", "localhost", UInt(1 << 20), UShort(65535), idle]
+        if self.product is not None:
+            fields += [None, None, None, None, {Symbol("product"): self.product}]
         self.send((AMQP_HEADER if header else b"") + performative(0, OPEN, fields))
         return self.expect(OPEN)
 

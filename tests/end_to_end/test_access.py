@@ -309,6 +309,33 @@ def test_a_resource_that_is_an_entitys_name_is_never_the_host(stranger):
     stranger.attach_sender("v1.orders")
 
 
+@pytest.mark.parametrize("name", ["not.made.yet", "orders.gone", "v1.orders/none", "broker.example.com/orders"])
+def test_what_a_token_is_for_does_not_depend_on_what_there_is(stranger, name):
+    node = Node(stranger, "$cbs")
+    token = generate(name, KEY_NAME, KEY, int(time.time()) + 60)
+    for path, origin in (("orders", "sb://localhost/"), ("", f"sb://{name}/"), ("$management", ""), ("orders", "")):
+        response = put_token(node, path, token, origin=origin)
+        assert response.status == 401
+        assert response.description.startswith("InvalidAudience: ")
+        assert f"'{name.partition('/')[0]}'" in response.description
+        assert "security.host_names" in response.description
+
+
+def test_who_calls_us_by_a_name_that_we_do_not_know_is_told_so(stranger):
+    node = Node(stranger, "$cbs")
+    response = put_token(node, "orders", token_for("orders"), origin="broker.example.com/")
+    assert response.status == 401
+    response = put_token(node, "orders", token_for(""), origin="broker.example.com/")
+    assert response.status == 404
+    assert "could not be found" in response.description
+    assert "security.host_names" in response.description
+    name = "contoso.servicebus.windows.net"
+    token = generate(f"{name}/orders", KEY_NAME, KEY, int(time.time()) + 60)
+    assert put_token(node, "orders", token, origin=f"amqps://{name}/").status == 202
+    assert put_token(node, "orders", token, origin=f"{name}/").status == 202
+    assert put_token(node, "invoices", token).status == 401
+
+
 @pytest.mark.parametrize(
     ("operation", "properties"),
     [("put-token", {}), ("delete-token", {"name": "sb://localhost/orders"}), (None, {}), (5, {}), ("", {})],

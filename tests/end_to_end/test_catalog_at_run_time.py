@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from broker.catalog.catalog import catalog_version, definitions, home_partition
+from protocol.codec import Array
+from protocol.lock_tokens import uuid_of
 from storage.store import Table
 from tests.brokers import KEY, Broker
 from tests.end_to_end.health import assert_unharmed, eventually, is_ready, process_ids, serves, worker_of
@@ -23,6 +26,7 @@ from tests.end_to_end.raw_peer import (
     body_of,
     error_of,
     message,
+    outcome,
 )
 from tests.end_to_end.raw_requests import Node, Response
 from tests.logs import open_tables
@@ -367,3 +371,39 @@ def test_whatever_dies_all_partitions_have_what_was_answered(tmp_path: Path) -> 
         paths = {item.description.path for item in first[1]}
         assert there <= paths
         assert not paths & set().union(*(each.gone for each in changes))
+
+
+@pytest.mark.parametrize("kind", ["plain", "partitioned"])
+def test_settlements_are_answered_or_have_no_effect_when_receiving_is_disabled(broker: Broker, kind: str) -> None:
+    """Messages are held meanwhile. Their locks go on, so that clients settle them by their tokens."""
+    name, count = f"held-{kind}", 400
+    with RawPeer.connect(broker.amqp_port) as changing, RawPeer.connect(broker.amqp_port) as peer:
+        node = Node(changing, NODE)
+        assert create(node, "queue", name=name, enable_partitioning=kind == "partitioned").status == 200
+        send(changing, name, *(b"%d" % number for number in range(count)))
+        own = Node(peer, f"{name}/$management", credit=count)
+        peer.attach_receiver(name, credit=count)
+        held = [peer.expect(TRANSFER) for _ in range(count)]
+        disabling = threading.Timer(0.01, lambda: update(node, name, status="ReceiveDisabled"))
+        disabling.start()
+        for delivery in held[: count // 2]:  # the broker detaches the link among these
+            peer.settle(delivery.fields[1])
+            time.sleep(0.0001)
+        disabling.join()
+        for delivery in held[count // 2 :]:
+            peer.settle(delivery.fields[1])
+        assert error_of(peer.expect(DETACH))[0] == "com.microsoft:entity-disabled"
+        answered: set[int] = set()
+        peer.wait_until_read()
+        while disposition := peer.take_kept(DISPOSITION):
+            assert disposition.fields[4] == outcome(ACCEPTED)
+            first, last = disposition.fields[1:3]
+            answered |= set(range(first, (first if last is None else last) + 1))
+        assert answered <= {delivery.fields[1] for delivery in held[: count // 2]}
+        for delivery in held:
+            if delivery.fields[1] not in answered:
+                tokens = {"lock-tokens": Array(UUID, (uuid_of(delivery.fields[2]),))}
+                done = own.ask("com.microsoft:update-disposition", {"disposition-status": "completed", **tokens})
+                assert done.status == 200, "it was settled, and the client was not told"
+        assert update(node, name, status="Active").status == 200
+        assert receive(changing, name, 0) == []

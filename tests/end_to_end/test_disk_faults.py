@@ -1,13 +1,12 @@
 """A broker on a real disk that becomes read-only, fails, hangs or is full: what clients and operators see."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import pytest
 
-from tests.brokers import Broker
+from tests.brokers import Broker, running
 from tests.end_to_end.health import elsewhere, eventually, is_ready, logged, metrics, serves
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, Closed, RawPeer, body_of, error_of, message
 from tests.own_disk import OwnDisk, broker_on, own_disk_or_skip
@@ -36,16 +35,8 @@ def disk(tmp_path):
         yield disk
 
 
-@contextmanager
-def running_on(disk: OwnDisk, directory: Path, workers: int) -> Iterator[Broker]:
-    broker = broker_on(disk, directory, CONFIG, workers)
-    try:
-        broker.start()
-        yield broker
-        broker.stop()
-        assert "Traceback" not in broker.log_file.read_text(), broker.log()
-    finally:
-        broker.kill()
+def running_on(disk: OwnDisk, directory: Path, workers: int) -> AbstractContextManager[Broker]:
+    return running(broker_on(disk, directory, CONFIG, workers))
 
 
 @pytest.fixture

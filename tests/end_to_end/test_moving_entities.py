@@ -1,6 +1,7 @@
 """Entities that are moved to other partitions while clients use them, and while processes die."""
 
 import itertools
+import socket
 import threading
 import time
 from collections import Counter
@@ -13,7 +14,7 @@ import pytest
 from broker.catalog.catalog import home_partition
 from protocol.codec import Symbol
 from tests.brokers import Broker
-from tests.end_to_end.health import eventually, is_ready, worker_of
+from tests.end_to_end.health import eventually, is_ready, metrics, worker_of
 from tests.end_to_end.raw_peer import (
     ACCEPTED,
     DETACH,
@@ -274,3 +275,55 @@ def test_a_process_that_dies_in_a_move_leaves_it_as_before_or_moved(tmp_path: Pa
         peer.detach(handle)
         peer.expect(DETACH)
     assert "Traceback" not in broker.log_file.read_text(), broker.log()
+
+
+UNSENT, UNSENT_BYTES = 40, 60_000
+MAY_HAVE_GOT = 12  # of a client that does not read: what its socket holds, and segments under way
+
+
+@pytest.mark.parametrize("victim", [None, "source"])
+def test_what_was_deleted_for_a_client_and_not_sent_is_there_once_after_a_move(
+    tmp_path: Path, victim: str | None
+) -> None:
+    """Its connection breaks at some moment of the move, and perhaps the worker dies at the next."""
+    config = f"partitions = {PARTITIONS}\nworker_stall_timeout_ms = 6000\n"
+    with Broker(tmp_path, config, workers=WORKERS) as broker, RawPeer.connect(broker.amqp_port) as peer:
+        node = Node(peer, NODE)
+        name = name_on(1, "unsent")
+        create(node, "queue", name=name)
+        handle = peer.attach_sender(name)
+        sent = there = 0
+        for step in range(2):
+            while there < UNSENT:
+                peer.transfer(message(b"%06d" % sent + bytes(UNSENT_BYTES)), handle)
+                assert peer.expect(DISPOSITION).fields[4].descriptor == ACCEPTED
+                sent, there = sent + 1, there + 1
+            [at] = where(node, name)
+            gone = RawPeer.connect(broker.amqp_port, receive_buffer_bytes=4096)
+            gone.attach_receiver(name, credit=UNSENT, settled=True)
+            eventually(lambda: active(broker, name) == 0, "all are deleted")
+            timers = [threading.Timer(0.02 * step, reset, [gone])]
+            if victim is not None:
+                timers.append(threading.Timer(0.02 * step + 0.002, worker_of(broker, at).kill))
+            for timer in timers:
+                timer.start()
+            move(node, name, 2 if at == 1 else 1)
+            for timer in timers:
+                timer.join()
+            eventually(lambda: is_ready(broker), "ready again", 15)
+            eventually(lambda: active(broker, name) >= UNSENT - MAY_HAVE_GOT, "what was not sent is back")
+            there = active(broker, name)
+            assert there <= UNSENT
+        found = [int(body[:6]) for body in receive(peer, name, there)]
+        assert found == sorted(set(found)), "one is there twice"
+    assert "Traceback" not in broker.log_file.read_text(), broker.log()
+
+
+def active(broker: Broker, name: str) -> int:
+    """Messages in the queue; fewer than none while its partition does not say."""
+    return int(metrics(broker).get(("peeklock_active_messages", name), -1))
+
+
+def reset(peer: RawPeer) -> None:
+    peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+    peer.socket.close()

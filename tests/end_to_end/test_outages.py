@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from threading import Thread
 from uuid import UUID
 
@@ -12,7 +12,7 @@ import pytest
 from broker.catalog.catalog import home_partition
 from protocol.codec import Array, Int, Long, decode
 from protocol.lock_tokens import uuid_of
-from tests.brokers import Broker
+from tests.brokers import Broker, running
 from tests.end_to_end.health import eventually, logged, metrics, process_ids, serves
 from tests.end_to_end.raw_peer import (
     ACCEPTED,
@@ -37,18 +37,7 @@ PATIENCE_S = 20.0
 
 @pytest.fixture
 def start(tmp_path):
-    @contextmanager
-    def start(config: str = CONFIG, **options):
-        broker = Broker(tmp_path, config, **options)
-        try:
-            broker.start()
-            yield broker
-            broker.stop()
-            assert "Traceback" not in broker.log_file.read_text(), broker.log()
-        finally:
-            broker.kill()
-
-    return start
+    return lambda config=CONFIG, **options: running(Broker(tmp_path, config, **options))
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def one_write(peer: RawPeer) -> Iterator[None]:
     try:
         yield
     finally:
-        peer.send = send  # type: ignore[assignment]
+        peer.send = send
         send(b"".join(said))
 
 

@@ -20,6 +20,12 @@ from protocol.message.rendering import render_embedded  # noqa: F401 - imports w
 from tests.fuzz.mutations import mutated, session
 
 MEMORY_BYTES = 1 << 30
+# The CPU time of a case, which takes 1 us a byte at most; work that is not linear shows in those with many frames.
+MOST_SECONDS, MOST_US_PER_BYTE = 0.3, 5.0
+
+
+class TooSlow(Exception):
+    """The work of a case is out of proportion to its bytes."""
 
 
 class Server:
@@ -93,10 +99,11 @@ def run_case(seed: int, case: int, frames: list[bytes]) -> None:
     data = mutated(random, frames)
     server = Server()
     engine = server.engine
+    began = time.process_time()
     try:
         at = 0
         while at < len(data):
-            size = random.choice((1, 7, 40, 300, 5000, 70_000))
+            size = random.choice((1, 7, 40, 300, 5000, 70_000, 1 << 20))
             try:
                 engine.push(data[at : at + size])
             except ProtocolError as error:
@@ -112,6 +119,9 @@ def run_case(seed: int, case: int, frames: list[bytes]) -> None:
         engine.pull()
     finally:
         engine.free()
+    spent = time.process_time() - began
+    if spent > MOST_SECONDS + MOST_US_PER_BYTE * 1e-6 * len(data):
+        raise TooSlow(f"{len(data)} bytes took {spent:.2f} s")
 
 
 def main(arguments: list[str]) -> int:

@@ -9,7 +9,7 @@ from random import Random
 
 from protocol.codec import Described, Symbol, UInt, ULong, encode
 from protocol.engine.sasl import SASL_HEADER, plain_response
-from protocol.symbols import AMQP_HEADER
+from protocol.symbols import AMQP_HEADER, DESCRIPTOR_OF
 from tests.end_to_end.raw_peer import (
     ACCEPTED,
     ATTACH,
@@ -51,6 +51,9 @@ HOSTILE = (
     b"\x70\xff\xff\xff\xff",
     b"\x80" + b"\xff" * 8,
 )
+
+
+_NAME: dict[int, str] = {code: name for name, code in DESCRIPTOR_OF.items()}
 
 
 def sasl_init(key_name: str, key: str) -> bytes:
@@ -132,7 +135,7 @@ def mutated(random: Random, frames: list[bytes]) -> bytes:
     frames = list(frames)
     for _ in range(random.choice((1, 1, 2, 3, 6))):
         at = random.randrange(len(frames))
-        kind = random.randrange(10)
+        kind = random.randrange(12)
         if kind == 0:
             del frames[at]
         elif kind == 1:
@@ -142,11 +145,29 @@ def mutated(random: Random, frames: list[bytes]) -> bytes:
             frames[at], frames[other] = frames[other], frames[at]
         elif kind == 3:
             frames[at] = _changed(random, frames[at])
+        elif kind == 4:
+            frames[at] = _in_unusual_form(random, frames[at])
+        elif kind == 5 and len(frames[at]) < 1000:
+            frames[at] *= random.choice((2, 2, 3, 5, 300))
         else:
             frames[at] = _changed_within(random, frames[at])
         if not frames:
             break
     return b"".join(frames)
+
+
+def _in_unusual_form(random: Random, frame: bytes) -> bytes:
+    """With an extended header, or another encoding of the descriptor, or both."""
+    if len(frame) <= 12 or frame[:4] == b"AMQP":
+        return frame
+    head, body = frame[4:8], frame[8:]
+    if random.random() < 0.5:
+        descriptor = random.choice((b"\x80" + bytes(7) + body[2:3], encode(Symbol(_NAME.get(body[2], "")))))
+        body = body[:1] + descriptor + body[3:]
+    if random.random() < 0.5:
+        words = random.choice((3, 4, 40, 255))
+        head, body = bytes((words,)) + head[1:], bytes(4 * words - 8) + body
+    return (4 + len(head) + len(body)).to_bytes(4, "big") + head + body
 
 
 def _changed(random: Random, data: bytes) -> bytes:

@@ -27,6 +27,7 @@ SOURCES = Path(__file__).parents[2] / "protocol" / "native"
 TARGETS = ("intake", "frames", "records", "memory", "turns")
 PURE = ("intake.c", "frames.c", "records.c", "memory.c", "packed.c", "turns.c")  # those without Python
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+MOST_SECONDS = 1
 FLAGS = ("-std=gnu11", "-g", "-O1", f"-I{SOURCES}", "-Wno-pointer-arith")
 
 
@@ -120,9 +121,10 @@ def fuzz(target: str, seconds: int, directory: Path) -> str:
     _write_seeds(target, corpus)
     _build(["clang", "-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all"], target, directory / target)
     command = [str(directory / target), str(corpus), f"-max_total_time={seconds}", "-max_len=70000", "-verbosity=1"]
+    command.append(f"-timeout={MOST_SECONDS}")  # of one case; libFuzzer's least is a second
     done = subprocess.run(command, capture_output=True, text=True, cwd=directory)
     if done.returncode:
-        crash = next(iter(directory.glob("crash-*")), None)
+        crash = next((found for kind in ("crash", "timeout") for found in directory.glob(f"{kind}-*")), None)
         raise Found(f"{target}: {crash.read_bytes().hex() if crash else ''}\n{done.stderr[-4000:]}")
     counted = directory / "counted"
     compiler = ["clang", "-fsanitize=fuzzer", "-fprofile-instr-generate", "-fcoverage-mapping"]

@@ -33,6 +33,7 @@ from tests.end_to_end.raw_peer import (
     source,
     target,
 )
+from tests.whole_frames import require_whole
 
 QUEUE_ID = 7 << 3  # of `orders`
 
@@ -107,11 +108,11 @@ class Transport(asyncio.Transport):
 class Worker:
     """The other end of a gateway's connection to its worker."""
 
-    def __init__(self, connection: SocketConnection, partition: int = 0) -> None:
+    def __init__(self, connection: SocketConnection, partition: int = 0, version: int = wire.VERSION) -> None:
         self.connection = connection
         self.transport = Transport(connection)
         self.transport.connect()
-        self.say([Op.HELLO, wire.VERSION, [partition]])
+        self.say([Op.HELLO, version, [partition]])
 
     async def commands(self) -> list[list[Any]]:
         """What came since the last call, but that the gateway follows the catalog."""
@@ -162,10 +163,17 @@ class Client:
     def say(self, code: int, *fields: Any, payload: bytes = b"", header: bool = False) -> None:
         self.transport.feed((AMQP_HEADER if header else b"") + performative(0, code, fields, payload))
 
-    def attach(self, *, sender: bool, address: str, credit: int = 0) -> int:
+    def attach(
+        self, *, sender: bool, address: str, credit: int = 0, mode: Any = None, filters: dict[Any, Any] | None = None
+    ) -> int:
+        """`mode` and `filters` are of a receiver's source."""
         handle = self.next_handle
         self.next_handle += 1
-        ends = (source("here"), target(address)) if sender else (source(address), target("here"))
+        ends = (
+            (source("here"), target(address))
+            if sender
+            else (source(address, mode=mode, filters=filters), target("here"))
+        )
         count = UInt(0) if sender else None
         modes = UByte(2 if sender else 0), UByte(0 if sender else 1)
         self.say(ATTACH, f"link-{handle}", UInt(handle), not sender, *modes, *ends, None, None, count)
@@ -190,6 +198,7 @@ class Client:
             end = at + int.from_bytes(data[at : at + 4], "big")
             if end - at > 8:
                 described, rest = decode(data[:end], at + 8)
+                require_whole(int(described.descriptor), described.value)
                 frames.append(Frame(0, int(described.descriptor), described.value, data[rest:end]))
             at = end
         return frames

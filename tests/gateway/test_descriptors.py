@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.gateway.descriptors import OWN_DESCRIPTORS, connections_for
+from broker.gateway.limits.descriptors import OWN_DESCRIPTORS, connections_for
 from broker.http.ops import MAX_CONNECTIONS as OPS_CONNECTIONS
 from broker.settings.config import Settings
 

@@ -20,7 +20,7 @@ async def end_with_sends_under_way(gateway: object, worker: Worker) -> None:
     client.attach(sender=False, address="orders", credit=10)
     client.frames()
     read, client.transport.ended = bytearray(), False
-    client.transport.feed, feed = read.__iadd__, client.transport.feed  # type: ignore[method-assign,assignment]
+    client.transport.feed, feed = read.__iadd__, client.transport.feed  # type: ignore[assignment]
     for _ in range(MESSAGES):
         client.transfer(handle, message(b"x" * 1024))
     feed(bytes(read))

@@ -20,6 +20,7 @@ VERSION_1 = bytes.fromhex(
     "05909370059101"
 )
 SINCE_VERSION_1 = {Op.UNUSED, Op.ANSWER, Op.ASK, Op.KEEP, Op.SEND_RUN, Op.TAKES_RUNS, Op.DELIVER_RUN, Op.DELIVER_RUNS}
+SINCE_VERSION_1 |= {Op.STORES, Op.REPLACED, Op.MARK, Op.AWAIT, Op.BEAT, Op.OPEN_SELECTIVE}
 OF_VERSION_1: list[Any] = [
     wire.send(1, 7, 8, [[b"layout", b"body", 1000, {2: "s"}]]),
     wire.send_batch(1, 7, 8, [[b"layout", b"body", None, None]]),
@@ -74,7 +75,10 @@ def test_what_a_later_version_has_more_is_left_out():
     assert sent == wire.sent(7, 1)
 
 
-@pytest.mark.parametrize(("oldest", "newest", "works"), [(1, 1, True), (1, 2, True), (5, 9, True), (6, 9, False)])
+@pytest.mark.parametrize(
+    ("oldest", "newest", "works"),
+    [(1, 1, True), (1, 2, True), (wire.VERSION, 99, True), (wire.VERSION + 1, 99, False)],
+)
 def test_processes_talk_if_they_have_a_version_in_common(oldest, newest, works):
     hello = wire.hello(newest, [0], oldest)
     assert (wire.incompatible(hello) == "") == works

@@ -219,7 +219,7 @@ async def test_a_request_that_is_lost_with_the_worker(scene: Scene) -> None:
 
 async def test_what_is_written_at_the_end_of_a_frame(scene: Scene) -> None:
     scene.begin()
-    scene.victim.connection.engine.pull = fail  # type: ignore[method-assign]
+    scene.victim.connection.engine.pull = fail
     scene.deliver()
     await scene.expect_contained(failures=2)  # nor can it say so
 
@@ -235,7 +235,7 @@ async def test_what_a_link_posts_at_the_end_of_a_frame(scene: Scene) -> None:
 
 async def test_a_heartbeat(scene: Scene) -> None:
     scene.begin()
-    scene.victim.connection.engine.tick = fail  # type: ignore[method-assign]
+    scene.victim.connection.engine.tick = fail
     for each in list(scene.gateway.connections):
         each.tick(1)
     await scene.expect_contained()
@@ -247,7 +247,7 @@ async def test_reading_on_when_the_worker_has_caught_up(scene: Scene) -> None:
     scene.victim.transfer(SENDER, message(b"one more"))
     assert scene.victim.transport.is_reading_paused
     assert not scene.other.transport.is_reading_paused
-    scene.victim.transport.resume_reading = fail  # type: ignore[method-assign]
+    scene.victim.transport.resume_reading = fail
     scene.worker.connection.resume_writing()
     await scene.expect_contained()
 
@@ -257,7 +257,7 @@ async def test_only_who_waits_for_the_worker_is_looked_at_when_it_has_caught_up(
     scene.worker.connection.pause_writing()
     scene.victim.transfer(SENDER, message(b"one more"))
     assert scene.gateway.waiting == {scene.victim.connection}
-    scene.other.connection.regulate = fail  # type: ignore[method-assign]
+    scene.other.connection.regulate = fail
     scene.worker.connection.resume_writing()
     assert not scene.victim.transport.is_reading_paused
     assert not scene.gateway.waiting
@@ -275,7 +275,7 @@ async def test_a_connection_that_ends_while_it_waits_for_the_worker(scene: Scene
 
 async def test_the_deletion_of_an_entity(scene: Scene) -> None:
     scene.begin()
-    scene.victim.connection.detach = fail  # type: ignore[method-assign]
+    scene.victim.connection.detach = fail
     scene.worker.say([Op.DELETED, 2, [QUEUE_ID >> 3]])
     await asyncio.sleep(0)
     assert scene.victim.has_ended
@@ -287,7 +287,7 @@ async def test_the_deletion_of_an_entity(scene: Scene) -> None:
 
 async def test_the_gateways_end(scene: Scene) -> None:
     scene.begin()
-    scene.victim.connection.engine.close = fail  # type: ignore[method-assign]
+    scene.victim.connection.engine.close = fail
     for each in list(scene.gateway.connections):
         each.shut_down()
     await asyncio.sleep(0)
@@ -300,7 +300,7 @@ async def test_a_right_that_ends(scene: Scene) -> None:
     victim = scene.victim.connection
     victim.rights.grant("elsewhere", {Right.SEND}, None, time.time() + 0.01)
     victim._watch_expiry(time.time())
-    victim._links.detach_uncovered = fail  # type: ignore[method-assign]
+    victim._links.detach_uncovered = fail
     await asyncio.sleep(0.05)
     await scene.expect_contained()
 
@@ -309,7 +309,7 @@ async def test_a_deadline(scene: Scene) -> None:
     scene.begin()
     victim = scene.victim.connection
     victim._set_deadline(1, "too late")
-    victim.tracked = fail  # type: ignore[method-assign]
+    victim.tracked = fail
     await asyncio.sleep(0.05)
     await scene.expect_contained()
 
@@ -330,7 +330,7 @@ async def test_what_a_client_says(scene: Scene, method: str) -> None:
 async def test_a_client_that_does_not_read(scene: Scene) -> None:
     scene.begin()
     victim = scene.victim.connection
-    victim._links.ask_again = fail  # type: ignore[method-assign]
+    victim._links.ask_again = fail
     victim.pause_writing()
     await scene.expect_contained(victim_ends=False)
     victim.resume_writing()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker.gateway.large_answers import AT_ONCE, LargeAnswers
+from broker.gateway.limits.large_answers import AT_ONCE, LargeAnswers
 from broker.gateway.links.intake import OVERRUN
 from broker.gateway.nodes import request_links
 from broker.gateway.nodes.request_links import REQUESTS_AT_ONCE, RequestLink

@@ -43,6 +43,11 @@ def test_a_right_does_not_imply_another_but_manage_implies_all() -> None:
         ("orders", "orders2", False),
         ("orders", "orders/eu", False),  # another queue, whose name happens to go on
         ("orders/eu", "orders", False),
+        ("news", "news/subscriptions/all/$deadletterqueue", True),
+        ("news", "news/subscriptions/all/$transfer/$deadletterqueue", True),
+        ("news", "news/subscriptions", False),
+        ("news", "news/subscriptions/all/eu", False),  # a queue may have this name
+        ("news", "news/subscriptions/all/eu/$deadletterqueue", False),
     ],
 )
 def test_rights_reach_from_an_entity_to_its_parts_only(scope: str, path: str, allowed: bool) -> None:

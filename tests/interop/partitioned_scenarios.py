@@ -15,6 +15,7 @@ KEYED = frozenset(
     {
         "abandon",
         "bodies",
+        "browse",
         "peek",
         "prefetch",
         "presettled-send",

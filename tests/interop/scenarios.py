@@ -133,6 +133,18 @@ QUEUE_SCENARIOS = (
         ("ST5",),
     ),
     Scenario(
+        "browse",
+        "A link that asks for copies shows all messages, in order, as often as it is asked, also from the dead-letter "
+        "queue, and settled by either side; receivers get all of them afterwards, as never delivered.",
+        ("ST5",),
+    ),
+    Scenario(
+        "selector",
+        "A receiver with a selector of JMS gets what it selects by properties and headers, and a browser with one "
+        "shows that; the rest stays for others, as never delivered. A wrong selector is the library's error.",
+        (),
+    ),
+    Scenario(
         "schedule",
         "A scheduled message can be browsed, arrives at its time and not before.",
         (),
@@ -282,8 +294,14 @@ _NO_BULK = "the SDK has no call for it"
 _TRANSACTIONS = ("transactions", "transactions-across")
 _NO_TRANSACTIONS = dict.fromkeys(_TRANSACTIONS, "the SDK has no transactions")
 
+_NO_SUCH_LINKS = {
+    "browse": "the SDK browses by requests, as peek shows",
+    "selector": "the SDK has no selectors; Service Bus has rules of subscriptions",
+}
+
 _PYTHON = {
     **_NO_TRANSACTIONS,
+    **_NO_SUCH_LINKS,
     "abandon-properties": "abandon_message takes none",
     "settle-elsewhere": "the SDK settles only through the receiver a message came from",
     "presettled-send": _NO_PRESETTLED,
@@ -299,17 +317,20 @@ _NOT_APPLICABLE: dict[str, dict[str, str]] = {
     "python-7.15.0": _PYTHON,
     "javascript": {
         **_NO_TRANSACTIONS,
+        **_NO_SUCH_LINKS,
         "presettled-send": _NO_PRESETTLED,
         "batch-delete": _NO_BULK,
     },
     "go": {
         **_NO_TRANSACTIONS,
+        **_NO_SUCH_LINKS,
         **dict.fromkeys(_RENEWERS, "the SDK has no renewer; renew-lock shows the call"),
         "push-receive": "the SDK has neither handler nor iterator",
         "presettled-send": _NO_PRESETTLED,
         "batch-delete": _NO_BULK,
     },
     "java": {
+        **_NO_SUCH_LINKS,
         "presettled-send": _NO_PRESETTLED,
         "batch-delete": _NO_BULK,
     },

@@ -168,6 +168,14 @@ OUTAGES = {
     "java": _java_program("programs", "peeklock.Outage"),
 }
 
+# Senders and receivers, by the version and whether they are of threads or of tasks.
+PYTHON_OUTAGES = {
+    f"{version}-{style}": Program(program.toolchain, (*program.command, style))
+    for version in ("7.14.3", "7.15.0")
+    for program in [_program(f"python-{version}", _VENV_PYTHON, HERE / "python" / "outage_clients.py")]
+    for style in ("sync", "async")
+}
+
 FIRST_MESSAGES = {
     "Python": _program("python-7.15.0", _VENV_PYTHON, DOCS / "python" / "first_message.py"),
     "JavaScript": _program("javascript", "node", Path("first/first-message.js")),

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgpack
 import pyarrow as pa
-from turns_of_messages import ACTIVE, DEAD, NAMED, ORDERS, STORE, done, entry, record
 
 from broker.journal.properties import DECODING
 from storage.data_dir import RUN
 from storage.journal.batches import stream
+from storage.journal.entities import Wanted
 from storage.journal.events import Hint, Op
 from storage.journal.files import PartitionJournal
 from storage.journal.queues import Mode, Modes, Queues
@@ -27,6 +27,7 @@ from storage.log.reading import LogOnDisk
 from storage.log.recovery import log_directory
 from storage.records import message_key, queue_key
 from storage.store import Table
+from tests.journal.turns_of_messages import ACTIVE, DEAD, NAMED, ORDERS, STORE, done, entry, record
 from tests.logs import open_log
 
 SMALL = LogLimits(segment_bytes=256 << 10, log_bytes=64 << 20)  # with checkpoints, after which segments are free
@@ -153,7 +154,7 @@ def read(
 ) -> tuple[list[dict], int]:
     reading = journal.read(first, end, max_bytes)
     following = reading.next_offset
-    data = b"".join(stream(2, reading, entity, records=records, time_ms=5))
+    data = b"".join(stream(2, reading, None if entity is None else Wanted(entity), records=records, time_ms=5))
     table = pa.ipc.open_stream(data).read_all()
     table.validate(full=True)
     return table.to_pylist(), following

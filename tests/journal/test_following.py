@@ -1,6 +1,7 @@
 """What workers log comes into the journal once, whenever the journal's process is killed."""
 
 import os
+import shutil
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -9,15 +10,17 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from journaled import SMALL, Worker, journaled, wanted
-from turns_of_messages import STORE
 
 from broker.journal import following
 from broker.journal.consumers import Consumers, Progress
 from broker.journal.following import Follower, Retention
 from storage.journal.queues import Mode, Modes
+from storage.log.follower import Follower as LogFollower
 from storage.log.follower import position_path, read_position
-from tests.logs import checkpoint
+from storage.store import Table
+from tests.journal.journaled import SMALL, Worker, journaled, wanted
+from tests.journal.turns_of_messages import STORE
+from tests.logs import checkpoint, crash, open_log
 from tests.own_disk import own_disk_or_skip
 
 GIB = 1 << 30
@@ -72,6 +75,79 @@ def test_rows_come_once_and_the_position_follows(worker, tmp_path):
     assert made.counters.gaps == made.counters.unfounded == 0
     assert made.counters.behind == {0: 0}
     made.close()
+
+
+@pytest.mark.parametrize("lose", ["end", "directory"])
+def test_journal_files_that_are_gone_are_told_and_their_offsets_not_used_again(worker, tmp_path, lose, capsys):
+    made = follower(tmp_path)
+    for _ in range(20):
+        worker.turn(sends=1)
+        drain(made)
+    ends = {partition: made.journals[partition].stable for partition in (0, 2)}
+    made.close()
+    [path] = (tmp_path / "journal" / "2").iterdir()
+    if lose == "end":
+        os.truncate(path, 5000)
+    else:
+        shutil.rmtree(path.parent)
+    made = follower(tmp_path)
+    assert "a journal file is damaged" in capsys.readouterr().out
+    assert [len(made.journals[partition].damage) for partition in (0, 2)] == [0, 1]
+    assert {partition: made.journals[partition].stable for partition in (0, 2)} == ends
+    for _ in range(5):
+        worker.turn(sends=1)
+    drain(made)
+    assert made.journals[2].stable > ends[2]
+    made.close()
+    made = follower(tmp_path)
+    assert not any(each.damage for each in made.journals.values())
+    made.close()
+
+
+@pytest.mark.parametrize("was_killed", [True, False])
+def test_turns_behind_an_older_copy_of_stores_and_log_are_not_left_out(tmp_path, was_killed):
+    """They have numbers that the journal has already."""
+    worker = Worker(tmp_path, 0, 1, (0, 2))
+    for _ in range(3):
+        worker.turn(sends=1)
+    worker.stop() if was_killed else worker.log.close()
+    older = [tmp_path / name for name in ("partitions", "logs")]
+    for path in older:
+        shutil.copytree(path, tmp_path / "older" / path.name)
+    log = open_log(tmp_path, (0, 2), follower=followed_by_journal(tmp_path))
+    for number in range(10):
+        log.stores[0].put(Table.META, b"later", b"%d" % number)
+        log.commit()
+    made = follower(tmp_path)
+    drain(made)
+    assert read_position(position_path(tmp_path, 0)).lsn == log.lsn
+    made.close()
+    crash(log)
+    for path in older:
+        shutil.rmtree(path)
+        (tmp_path / "older" / path.name).rename(path)
+    log = open_log(tmp_path, (0, 2), follower=followed_by_journal(tmp_path))
+    assert "but the journal has turns up to" in log.put_aside
+    assert log.stores[0].get(Table.META, b"later") is None
+    log.stores[0].put(Table.META, b"again", b"value")
+    log.commit()
+    made = follower(tmp_path)
+    drain(made)
+    position = read_position(position_path(tmp_path, 0))
+    assert (position.log_id, position.lsn) == (log._log_id[:8], log.lsn)
+    assert made.counters.gaps > 0
+    made.close()
+    crash(log)
+    log = open_log(tmp_path, (0, 2), follower=followed_by_journal(tmp_path))
+    assert not log.put_aside
+    assert log.stores[0].get(Table.META, b"again") == b"value"
+    crash(log)
+
+
+def followed_by_journal(directory: Path) -> LogFollower:
+    (directory / "run").mkdir(exist_ok=True)
+    (directory / "journal").mkdir(exist_ok=True)
+    return LogFollower(directory, 0, GIB)
 
 
 def test_nothing_beyond_what_is_published(worker, tmp_path):

@@ -8,19 +8,19 @@ import subprocess
 import sys
 import time
 from base64 import b64decode
-from http.client import HTTPConnection, IncompleteRead
+from http.client import HTTPConnection, HTTPResponse, IncompleteRead
 
 import msgpack
 import psutil
 import pyarrow as pa
 import pytest
-from journaled import plain_rows
 
 from broker.catalog.catalog import Definition
 from protocol.nodes.sas_tokens import generate
 from storage.journal.files import PartitionJournal
 from storage.journal.frames import Made
 from tests.brokers import KEY, KEY_NAME, REPOSITORY, Broker
+from tests.journal.journaled import plain_rows
 
 CONFIG = """
 [journal]
@@ -30,6 +30,7 @@ name = "orders"
 authorization_rules = [
     {key_name = "sends", primary_key = "s", rights = ["Send"]},
     {key_name = "listens", primary_key = "l", rights = ["Listen"]},
+    {key_name = "manages", primary_key = "m", rights = ["Manage"]},
 ]
 [[queues]]
 name = "other"
@@ -37,6 +38,7 @@ name = "other"
 authorization_rules = [
     {key_name = "listens-all", primary_key = "la", rights = ["Listen"]},
     {key_name = "sends-all", primary_key = "sa", rights = ["Send"]},
+    {key_name = "manages-all", primary_key = "ma", rights = ["Manage"]},
 ]
 """
 
@@ -214,6 +216,118 @@ def test_rights(call, served, key, at, entity, status):
     assert got == status
     if entity == "orders" and status == 200:
         assert 120 not in offsets(body)
+
+
+ATTACKS = [
+    "/$journal/0%3Fentity=*?entity=orders&",
+    "/$journal/0%3fentity=other?entity=orders&",
+    "/$journal/0%3Fentity=*%26x=?entity=orders&",
+    "/$journal/0%253Fentity=*?entity=orders&",
+    "/$journal/0%23?entity=orders&",
+    "/$journal/0%3Fentity=*%23?entity=orders&",
+    "/$journal/0;entity=*?entity=orders&",
+    "/$journal/0%26entity=*?entity=orders&",
+    "/$journal/0%2F?entity=orders&",
+    "/$journal/0%2f..%2f0?entity=orders&",
+    "/$journal/%2e%2e/$journal/0?entity=orders&",
+    "/$journal/%2e%2e%2f%24journal%2f0?entity=orders&",
+    "/$journal/x%2F..%2F0?entity=orders&",
+    "/$journal/0%0d%0aHost:x?entity=orders&",
+    "/$journal/0%0d%0a%0d%0aGET%20/$journal/0?entity=orders&",
+    "/$journal/0%00?entity=orders&",
+    "/$journal/0%5c?entity=orders&",
+    "/$journal/0\\?entity=orders&",
+    "/$journal/0%ED%A0%80?entity=orders&",
+    "/$journal/0\xff?entity=orders&",
+    "/$JOURNAL/0%3FENTITY=*?entity=orders&",
+    "/%24journal%2F0%3Fentity%3D*?entity=orders&",
+    "http://localhost/$journal/0%3Fentity=*?entity=orders&",
+    "http://other@localhost/$journal/0?entity=*#?entity=orders&",
+    "/$journal/0?entity=orders&entity=*&",
+    "/$journal/0?entity=*&entity=orders&",
+    "/$journal/0?entity=orders%26entity=*&",
+    "/$journal/0?entity=orders;entity=*&",
+    "/$journal/0?entity=orders&%65ntity=*&",
+    "/$journal/0?Entity=*&entity=orders&",
+    "/$journal/0?entity=orders%23&entity=*&",
+    "/$journal/0?entity=orders&owner=other&",
+    "/$journal/0?entity=other&owner=orders&",
+    "/$journal/0?entity=*&owner=orders&",
+    "/$journal/0?entity=orders/subscriptions/../../other&",
+    "/$journal/0?entity=orders/subscriptions/%5Ba-z%5D*&",
+    "/$journal/0?entity=%2Forders&",
+    "/$journal/0?entity=sb://x/orders/subscriptions/*&",
+    "/$journal/0?entity=%5Bo%5Drders&",
+    "/$journal/0?entity=orders%00other&",
+    "/$journal/0?entity=orders%ED%A0%80&",
+    "/$journal/0?entity=orders%0aother&",
+    "/$journal/0?entity=orders%2F*&",
+    "/$journal/0?entity=**&",
+    "/$journal/0?entity=oth%65r&",
+    "/$journal/0?entity=&",
+    "/$journal?entity=orders&",
+    "/$journal/entities?entity=orders&",
+    "/$journal/%3Fentity=orders?entity=orders&",
+    "/$journal%3Fcurrent=1?entity=orders&",
+]  # fmt: skip
+
+
+def answer_to(broker, head):
+    """Status, body; whatever the bytes of the request are."""
+    with socket.create_connection(("localhost", broker.http_port), timeout=30) as client:
+        client.sendall(head.encode("latin-1"))
+        answer = HTTPResponse(client)
+        answer.begin()
+        return answer.status, answer.read()
+
+
+@pytest.mark.parametrize("target", ATTACKS)
+def test_the_key_of_one_entity_reads_no_other_however_it_asks(served, target):
+    broker, journals = served
+    token = generate("http://localhost/orders", "listens", "l", int(time.time()) + 60)
+    target += f"epoch={journals[0].epoch.hex()}&from=0&to=450"
+    status, body = answer_to(
+        broker, f"GET {target} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token}\r\nConnection: close\r\n\r\n"
+    )
+    if status == 200:
+        assert not set(offsets(body)) & {*range(100, 150)}
+    else:
+        assert status in (400, 401, 404)
+        assert body.startswith(b"<Error>")
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "consumers/mine",
+        "consumers/mine?entity=orders",
+        "consumers/%2e%2e%2f0?entity=orders",
+        "consumers/mine%3Fentity=orders?entity=orders",
+        "consumers/mine%23?entity=orders",
+        "CONSUMERS/mine%2F..%2Fother?entity=orders",
+    ],
+)
+@pytest.mark.parametrize("key", [("listens", "l"), ("manages", "m")])
+def test_the_key_of_one_entity_has_no_say_about_consumers(call, method, path, key):
+    for at in ("", "orders", "$journal", "$journal/consumers/mine"):
+        assert call(f"/$journal/{path}", key, at, method, b'{"partitions": []}')[0] in (400, 401)
+
+
+def test_who_reads_tells_how_far_he_is_and_who_manages_forgets_him(call):
+    target, nothing = "/$journal/consumers/reader", b'{"partitions": []}'
+    assert call(target, ("listens-all", "la"), method="PUT", content=nothing)[0] == 200
+    assert call(target, ("listens-all", "la"), method="DELETE")[0] == 401
+    assert call(target, ("manages-all", "ma"), method="DELETE")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "name", ["a%3Fb", "a%23b", "a%26b", "a%2Fb", "%2e%2e", "%2E", "a%0db", "a%252e", "a%5cb", "a;b"]
+)
+def test_a_consumer_has_a_plain_name(call, name):
+    for method in ("PUT", "DELETE"):
+        status, _, body = call(f"/$journal/consumers/{name}", method=method, content=b'{"partitions": []}')
+        assert (status, b"<Code>400</Code>" in body) == (400, True)
 
 
 def metrics(broker):

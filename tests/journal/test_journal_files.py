@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,12 +11,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from journaled import plain_record, plain_rows, read
 
 from storage.journal.batches import stream
-from storage.journal.files import JournalDamaged, JournalFull, OutOfRetention, PartitionJournal
+from storage.journal.files import JournalDamaged, JournalFull, OutOfRetention, PartitionJournal, Reached
 from storage.journal.frames import HEAD_BYTES, CorruptJournal, Made, decode, decode_head, encode
 from storage.journal.schema import SCHEMA
+from tests.journal.journaled import plain_record, plain_rows, read
 from tests.own_disk import own_disk_or_skip
 
 STORE, LOG = b"store-id", b"log-id----------"
@@ -23,8 +24,8 @@ ROLL_BYTES = 100_000
 
 
 class Journal(PartitionJournal):
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory, roll_bytes=ROLL_BYTES, roll_seconds=100.0)
+    def __init__(self, directory: Path, noted: Reached | None = None) -> None:
+        super().__init__(directory, roll_bytes=ROLL_BYTES, roll_seconds=100.0, noted=noted)
         if self.made is None:
             self.begin_epoch(1.0)
 
@@ -183,6 +184,76 @@ def test_a_torn_first_frame_leaves_the_files_before_it(journal):
     assert again.stable == 200
     assert not newest.exists()
     again.close()
+
+
+@pytest.mark.parametrize("files", [1, 3])
+@pytest.mark.parametrize("lose", ["end", "all", "file", "directory"])
+def test_rows_that_are_noted_and_gone_are_named_and_their_offsets_not_used_again(journal, lose, files):
+    for number in range(files):
+        for _ in range(3):
+            journal.add(10, now_s=1.0 + 101 * number)
+            journal.sync(1.0 + 101 * number)
+    noted = journal.reached
+    assert noted == Reached(journal.epoch, 30 * files, Made(STORE, LOG, 30 * files))
+    journal.close()
+    newest = max(journal.directory.iterdir())
+    left = 30 * (files - 1)
+    if lose == "end":
+        os.truncate(newest, frames_of(newest)[1])
+        left += 10
+    elif lose == "all":
+        os.truncate(newest, 0)
+    elif lose == "file":
+        newest.unlink()
+    else:
+        shutil.rmtree(journal.directory)
+        left = 0
+    again = Journal(journal.directory, noted)
+    [damage] = again.damage
+    assert (damage.first, damage.end) == (left, noted.offset)
+    assert str(damage.path).startswith(str(journal.directory))
+    assert (again.epoch, again.stable, again.made) == noted
+    again.add(5, now_s=1000.0)
+    again.sync(1000.0)
+    for _ in range(2):
+        if left:
+            rows, following = read(again, 0, again.stable)
+            assert [row["journalOffset"] for row in rows if row["op"] == "enqueued"] == [
+                *range(left),
+                *range(noted.offset, noted.offset + 5),
+            ]
+            [gap] = [row for row in rows if row["op"] == "truncated"]
+            assert gap["journalOffset"] == noted.offset - 1
+            assert following == again.stable == noted.offset + 5
+        else:
+            with pytest.raises(OutOfRetention):
+                read(again, 0, again.stable)
+            assert offsets(again, noted.offset, again.stable) == [*range(noted.offset, noted.offset + 5)]
+        again.close()
+        again = Journal(journal.directory, again.reached)
+        assert again.damage == []
+    again.close()
+
+
+def test_what_is_noted_may_be_older_than_what_is_there(journal):
+    noted = []
+    for _ in range(3):
+        journal.add(10)
+        journal.sync(1.0)
+        noted.append(journal.reached)
+    journal.close()
+    for each in noted:
+        again = Journal(journal.directory, each)
+        assert again.damage == []
+        assert again.reached == noted[-1]
+        again.close()
+    again = Journal(journal.directory)
+    again.begin_epoch(1e9)
+    assert again.reached is None
+    again.add(1)
+    again.sync(1.0)
+    again.close()
+    assert Journal(journal.directory, noted[-1]).damage == []
 
 
 def frames_of(path: Path) -> list[int]:

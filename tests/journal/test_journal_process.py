@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
-from journaled import journaled, logged, wanted
 
 from broker.child import Instructions
 from broker.settings.config import Journal, JournalMode, Settings
 from storage.data_dir import RUN
 from storage.log.follower import durable_lsn, position_path, read_position
 from tests.brokers import REPOSITORY
+from tests.journal.journaled import journaled, logged, wanted
 
 WRITER = Path(__file__).parent / "journaled.py"
 DEADLINE_S = 60.0

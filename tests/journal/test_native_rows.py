@@ -7,21 +7,6 @@ import msgpack
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from turns_of_messages import (
-    ACTIVE,
-    DEAD,
-    NAMED,
-    ORDERS,
-    STORE,
-    deleted,
-    done,
-    done_run,
-    entry,
-    inserted,
-    put,
-    record,
-    stored,
-)
 
 from broker.journal.properties import DECODING
 from protocol.codec import Symbol
@@ -37,6 +22,21 @@ from storage.log.frames import CorruptFrame, decode_turn, skim_turn
 from storage.queue_ids import queue_id_of
 from storage.records import NEVER, Field, Place, encode_state, session_key
 from storage.store import Table
+from tests.journal.turns_of_messages import (
+    ACTIVE,
+    DEAD,
+    NAMED,
+    ORDERS,
+    STORE,
+    deleted,
+    done,
+    done_run,
+    entry,
+    inserted,
+    put,
+    record,
+    stored,
+)
 
 pytestmark = pytest.mark.skipif(extension is None, reason="the extension is not built, or is switched off")
 

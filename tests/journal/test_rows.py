@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from turns_of_messages import ACTIVE, DEAD, NAMED, ORDERS, deleted, done, entry, inserted, put, record, sent, stored
 
 from broker.journal.properties import DECODING, properties_of, text
 from protocol.codec import Symbol, encode
@@ -16,8 +15,22 @@ from storage.journal.rows import Rows
 from storage.journal.schema import SCHEMA
 from storage.log.changes import Operation
 from storage.queue_ids import Part, queue_id_of
-from storage.records import NEVER, Field, Place, encode_state, session_key, staged_key
+from storage.records import NEVER, Field, Overlay, Place, encode_state, session_key, staged_key
 from storage.store import Table
+from tests.journal.turns_of_messages import (
+    ACTIVE,
+    DEAD,
+    NAMED,
+    ORDERS,
+    deleted,
+    done,
+    entry,
+    inserted,
+    put,
+    record,
+    sent,
+    stored,
+)
 
 COPY = queue_id_of(9)
 
@@ -43,7 +56,7 @@ PLACE = ("op", "entity", "subQueue", "sequenceNumber", "reason")
 def test_a_message_with_all_its_properties():
     fields = ["m-1", b"user", "to", "subject", "reply", "c-1", Symbol("text/plain"), None, None, None, "session"]
     made = record(b"body", *fields, annotations={"x-opt-partition-key": "session"}, enqueued_ms=5, expires_ms=9_000)
-    overlay = {Field.HOPS: 1}
+    overlay: Overlay = {Field.HOPS: 1}
     [row] = rows_of(
         (2_000, [stored((1, made)), inserted(entry(ACTIVE, 1 << 48, 1, count=2, overlay=overlay))], [NAMED])
     )
@@ -96,7 +109,7 @@ def test_a_put_alone_is_no_row_unless_it_is_named():
 
 
 def test_dead_lettering_is_a_row_on_each_side():
-    overlay = {
+    overlay: Overlay = {
         Field.PROPERTIES: {"DeadLetterReason": "bad", "DeadLetterErrorDescription": encode("very bad")},
         Field.ENQUEUED_MS: 7_000,
     }
@@ -321,7 +334,7 @@ def test_operations_of_other_tables_are_no_business_of_the_journal():
 
 
 def test_a_change_of_a_message_that_stays_tells_its_overlay():
-    overlay = {Field.PROPERTIES: {"why": "later"}}
+    overlay: Overlay = {Field.PROPERTIES: {"why": "later"}}
     changed = [put(entry(ACTIVE, 1, 1, count=1, overlay=overlay), entry(ACTIVE, 2, 2, count=1))]
     hints = [done(Op.ABANDONED, ACTIVE, 1, 2, counts=[1, 1]), done(Op.DELIVERED, ACTIVE, 3)]
     rows = rows_of((1, sent(1, b"a", b"b", b"c"), [NAMED]), (2, changed, hints))[3:]

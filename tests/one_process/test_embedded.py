@@ -408,7 +408,7 @@ def test_neither_side_sees_later_changes_of_what_the_other_gave_it(run):
             asked.append(given)
             return kept if name == "enumerate-rules" else original(name, queue, given, now_ms)
 
-        whole.partition.request = request  # type: ignore[method-assign, assignment]
+        whole.partition.request = request  # type: ignore[assignment]
         kept = [rule]
         whole.connection.request(0, "peek", MAIN, arguments, lambda result, error: results.append(result), None)
         arguments.clear()

@@ -202,3 +202,37 @@ def define(broker: Broker, key: str) -> None:
     )
     with urllib.request.urlopen(request, timeout=20) as answer:
         assert answer.status == 200
+
+
+def told(broker: Broker, resource: str) -> tuple[int, str]:
+    """The status of a look at the queue `orders` with a token for this resource, and the answer."""
+    token = generate(resource, KEY_NAME, KEY, int(time.time()) + 60)
+    request = urllib.request.Request(f"http://localhost:{broker.http_port}/orders", headers={"Authorization": token})
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return int(answer.status), answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+@pytest.mark.parametrize("gateways", [1, 2])
+def test_names_of_the_broker_are_read_again(tmp_path: Path, gateways: int) -> None:
+    """Also by a gateway that is started later."""
+    names = 'gateways = {}\n[security]\nhost_names = ["{}"]\n' + QUEUES
+    with Broker(tmp_path, names.format(gateways, "*.first.example")) as broker:
+        assert told(broker, "broker.first.example/orders")[0] == 200
+        status, text = told(broker, "broker.second.example/orders")
+        assert status == 401
+        assert "security.host_names" in text
+        reload(broker, names.format(gateways, "broker.second.example"))
+
+        def all_know(resource: str, status: int) -> bool:
+            return {told(broker, resource)[0] for _ in range(10)} == {status}
+
+        eventually(lambda: all_know("broker.second.example", 200), "the new name is known")
+        eventually(lambda: all_know("broker.first.example/orders", 401), "the old name is none")
+        assert "changed settings wait" not in broker.log()
+        for gateway in broker.gateways() if gateways > 1 else [broker.gateway()]:
+            gateway.kill()
+        broker.wait_until_ready(0)
+        eventually(lambda: all_know("broker.second.example/orders", 200), "the new name is known after a restart")

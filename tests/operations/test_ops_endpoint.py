@@ -9,6 +9,7 @@ import pytest
 
 from broker.errors import ServerBusy
 from broker.gateway.reports import NotReady
+from broker.http.connections import FAULTS
 from broker.http.ops import start_ops
 from broker.http.readiness import RefusesSends
 from broker.metrics import EndpointMetrics, GatewayMetrics, Scene
@@ -309,3 +310,35 @@ def test_a_port_in_use_names_the_setting():
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match=rf"port {port}.*in use.*ops\.port"):
             asyncio.run(start_ops(Source(), "127.0.0.1", port))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"G" * 200_000,
+        b"GET /livez HTTP/1.1\r\n" + b"X-Header: y\r\n" * 20_000,
+        b"POST /livez HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n\r\n",
+    ],
+    ids=["no end", "many headers", "chunks"],
+)
+def test_a_malformed_request_is_answered_and_not_logged(request_, caplog):
+    """Everybody who reaches the port could fill the log with what they send."""
+
+    async def exchange():
+        async with serving(Source()) as client:
+            reader, writer = await asyncio.open_connection("127.0.0.1", client._base_url.port)
+            writer.write(request_)
+            answers = await reader.read()
+            writer.close()
+            return answers
+
+    answers = asyncio.run(exchange())
+    assert b"HTTP/1.0 400" in answers or b"HTTP/1.1 400" in answers
+    assert not [record.name for record in caplog.records]
+
+
+def test_a_client_that_goes_while_its_body_is_awaited_is_not_logged_and_other_faults_are(caplog):
+    """As aiohttp tells of it, which depends on how the end and the last bytes meet."""
+    for error in (RuntimeError("Connection closed."), RuntimeError("another"), ValueError("Connection closed.")):
+        FAULTS.error("Unhandled exception", exc_info=error)
+    assert [str(record.exc_info[1]) for record in caplog.records] == ["another", "Connection closed."]

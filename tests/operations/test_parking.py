@@ -44,12 +44,16 @@ def test_commands_without_an_answer_are_ignored(parked: ParkedPartition) -> None
     parked.drain("x", 10)
     parked.close_receiver("x", True, 0)
     parked.discharge("t", False, 0)
-    parked.restore(QUEUE, [], 0)
     parked.advance(0)
     assert not parked.pump(0).deliveries
     assert parked.next_timer_ms() is None
     assert parked.gauges() == {"parked": 1}
     assert not parked.commit()
+
+
+def test_messages_to_put_back_are_refused_so_that_the_gateway_keeps_them(parked: ParkedPartition) -> None:
+    with pytest.raises(PartitionParked):
+        parked.restore(QUEUE, [], 0)
 
 
 class Clock:

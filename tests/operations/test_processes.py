@@ -20,6 +20,7 @@ from broker.supervisor.processes import Backoff
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
 PATIENCE_S = 20
+NAMES = ("gateway", "worker-0", "worker-1")
 
 
 def eventually(condition, what):
@@ -34,8 +35,9 @@ def eventually(condition, what):
 class Stubs:
     """The loop in a process of its own; `directory` holds the children's plans and notes."""
 
-    def __init__(self, directory, stop_seconds=10.0, stall_seconds=0.0):
+    def __init__(self, directory, stop_seconds=10.0, stall_seconds=0.0, long_by=0):
         self.directory = directory
+        self.long_by = long_by
         self.stop_seconds = stop_seconds
         self.stall_seconds = stall_seconds
         self.process = None
@@ -47,8 +49,8 @@ class Stubs:
         script = HERE / "children" / "run_stubs.py"
         path = os.pathsep.join([str(script.parent), str(REPOSITORY)])
         self.process = subprocess.Popen(
-            [sys.executable, script, self.directory, str(self.stop_seconds), str(self.stall_seconds)],
-            env=os.environ | {"PYTHONPATH": path},
+            [sys.executable, script, self.directory, *map(str, (self.stop_seconds, self.stall_seconds, self.long_by))],
+            env=os.environ | {"PYTHONPATH": path, "STUBS": str(self.directory)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -177,6 +179,24 @@ def test_a_permanent_fault_of_a_process_started_again_leaves_the_others_serving(
     assert "the disk is gone" in output
 
 
+@pytest.mark.parametrize("is_serving", [False, True], ids=["at the start", "later"])
+def test_a_process_that_finds_no_room_is_started_until_it_does(stubs, is_serving):
+    if is_serving:
+        stubs.run().wait_ready()
+        stubs.plan("worker-0", "full 4")
+        os.kill(stubs.starts("worker-0")[0][0], signal.SIGKILL)
+        eventually(lambda: len(stubs.starts("worker-0")) == 5, "worker-0 has room")
+    else:
+        stubs.plan("worker-0", "full 4")
+        stubs.run().wait_ready()
+    assert len(stubs.starts("worker-0")) == 5
+    assert len(stubs.starts("worker-1")) == len(stubs.starts("gateway")) == 1
+    stubs.process.terminate()
+    code, output = stubs.wait()
+    assert code == 0
+    assert "the disk has no room" in output or not is_serving, "before, it is behind the answer"
+
+
 def test_a_process_that_ignores_sigterm_is_killed_in_time(tmp_path):
     stubs = Stubs(tmp_path, stop_seconds=0.2)
     try:
@@ -228,6 +248,67 @@ def test_a_process_that_gives_no_sign_of_life_is_replaced_even_before_it_serves(
         code, output = stubs.wait()
         assert code == 0
         assert output.count("process stalled") == 1  # the first line was read by `wait_ready`
+    finally:
+        stubs.close()
+
+
+@pytest.mark.parametrize("long_by", [0, 1000])
+def test_processes_that_are_stopped_before_they_read_their_instructions_are_replaced(tmp_path, long_by):
+    """However long these are: the supervisor does not wait for who does not read."""
+    stubs = Stubs(tmp_path, stall_seconds=3.0, long_by=long_by)
+    try:
+        for number in range(3):
+            (tmp_path / f"stop-{number}").touch()
+        began = time.monotonic()
+        stubs.run().wait_ready()
+        assert time.monotonic() - began >= 3.0
+        assert sorted(restarts for name in NAMES for _, restarts in stubs.starts(name)) == [1, 1, 1]
+        stubs.process.terminate()
+        assert stubs.wait()[0] == 0
+    finally:
+        stubs.close()
+
+
+@pytest.mark.parametrize("behaviour", ["progress 7.5", "disk 7.5"])
+def test_a_start_that_makes_progress_or_waits_for_the_disk_may_take_five_times_as_long(tmp_path, behaviour):
+    stubs = Stubs(tmp_path, stall_seconds=1.5)
+    try:
+        for name in NAMES:
+            stubs.plan(name, behaviour)
+        stubs.run().wait_ready()
+        assert [len(stubs.starts(name)) for name in NAMES] == [1, 1, 1]
+    finally:
+        stubs.close()
+
+
+def test_a_start_that_is_stopped_while_it_waits_for_the_disk_is_replaced(tmp_path):
+    stubs = Stubs(tmp_path, stall_seconds=3.0)
+    try:
+        for name in NAMES:
+            stubs.plan(name, "stop-at-disk 1")
+        stubs.run().wait_ready()
+        assert [[restarts for _, restarts in stubs.starts(name)] for name in NAMES] == [[0, 1]] * 3
+    finally:
+        stubs.close()
+
+
+def test_time_before_a_sign_of_life_does_not_count_after_it(tmp_path):
+    """The first that gives one does so when the supervisor has looked at none for nearly a second."""
+    stubs = Stubs(tmp_path, stall_seconds=1.5)
+    try:
+        for name in NAMES:
+            stubs.plan(name, "beat once, later")
+        stubs.run().wait_ready()
+        running = {name: psutil.Process(stubs.starts(name)[0][0]) for name in NAMES}
+        ended = {}
+
+        def all_have_ended():
+            ended.update({name: time.monotonic() for name in running if not running[name].is_running()} | ended)
+            return len(ended) == len(NAMES)
+
+        eventually(all_have_ended, "all were killed")
+        beats = dict(map(str.split, (tmp_path / "beats").read_text().splitlines()))
+        assert min(ended[name] - float(beats[name]) for name in NAMES) >= 1.5
     finally:
         stubs.close()
 

@@ -40,8 +40,17 @@ name = "spread"
 enable_partitioning = true
 [[topics]]
 name = "news"
+authorization_rules = [{key_name = "of-news", primary_key = "n", rights = ["Manage"]}]
 [[topics.subscriptions]]
 name = "all"
+[[queues]]
+name = "news/subscriptions/all/eu"
+[[queues]]
+name = "tenant1.inbox"
+[[security.authorization_rules]]
+key_name = "app"
+primary_key = "a"
+rights = ["Manage"]
 """
 BATCH = "application/vnd.microsoft.servicebus.json"
 
@@ -334,3 +343,43 @@ def test_a_message_that_is_too_large_is_refused_and_the_connection_stays(call):
         answer = call("POST", "/orders/messages", b"x" * size)
         assert (answer.status, b"SubCode=40300" in answer.body) == (403, True)
     assert call("DELETE", "/orders/messages/head?timeout=0").status == 204
+
+
+def test_the_key_of_a_topic_is_none_of_a_queue_whose_name_goes_on_behind_a_subscription(call):
+    key = ("of-news", "n")
+    assert call("POST", "/news/messages", b"", key).status == 201
+    assert call("DELETE", "/news/subscriptions/all/messages/head?timeout=0", key=key).status == 200
+    for method, path in (
+        ("POST", "/news/subscriptions/all/eu/messages"),
+        ("DELETE", "/news/Subscriptions/all/eu/messages/head?timeout=0"),
+        ("DELETE", "/NEWS/subscriptions/all/eu/$deadletterqueue/messages/head?timeout=0"),
+        ("GET", "/news/subscriptions/all/eu"),
+        ("DELETE", "/news%2Fsubscriptions%2Fall%2Feu"),
+    ):
+        assert call(method, path, b"", key).status == 401
+
+
+def test_a_token_for_a_queue_stays_one_when_that_is_deleted_and_was_one_before_it_was_made(broker):
+    """Its resource has no scheme, and looks like a host."""
+    token = generate("tenant1.inbox", "app", "a", int(time.time()) + 60)
+    connection = HTTPConnection("localhost", broker.http_port, timeout=90)
+
+    def status(method, path, **headers):
+        connection.request(method, path, b"", {"Authorization": token, **headers})
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status
+
+    others = [
+        ("POST", "/orders/messages"),
+        ("DELETE", "/orders"),
+        ("GET", "/$Resources/queues"),
+        ("GET", "/$namespaceinfo"),
+    ]
+    with closing(connection):
+        assert status("POST", "/tenant1.inbox/messages") == 201
+        assert [status(*each) for each in others] == [401] * len(others)
+        assert status("DELETE", "/tenant1.inbox") == 200
+        assert [status(*each) for each in others] == [401] * len(others)
+        assert [status(*each, Host="tenant1.inbox") for each in others] == [401] * len(others)
+        assert status("GET", "/tenant1.inbox") == 404

@@ -141,6 +141,15 @@ def test_a_root_key_that_others_can_read_is_refused(data_dir):
     assert "chmod 600" in refused(data_dir)
 
 
+def test_a_root_key_that_is_gone_is_made_anew_with_a_warning(data_dir):
+    _, _, said = start(data_dir)
+    assert "a new root key was made" not in said
+    (data_dir / "root-key").unlink()
+    code, _, said = start(data_dir)
+    assert code == 0
+    assert "a new root key was made" in said
+
+
 def test_a_store_of_an_unknown_format_is_named_and_left_untouched(data_dir):
     path = data_file(data_dir, 1).parent
     store = LmdbStore(path, partition_id=1, map_size_bytes=64 * MIB, create=False)

@@ -18,7 +18,8 @@ import pytest
 import trustme
 from proton.utils import BlockingConnection, LinkDetached
 
-from tests.brokers import REPOSITORY, Broker
+from protocol.nodes.sas_tokens import generate
+from tests.brokers import KEY, KEY_NAME, REPOSITORY, Broker
 from tests.ports import free_ports
 
 QUEUES = '[[queues]]\nname = "orders"\n[[queues]]\nname = "others"\n'
@@ -43,8 +44,8 @@ class Certificates:
         self.authority.cert_pem.write_to_path(self.ca)
         self.issue()
 
-    def issue(self):
-        issued = self.authority.issue_cert("localhost")
+    def issue(self, *names: str):
+        issued = self.authority.issue_cert("localhost", *names)
         self.certificate.write_bytes(b"".join(each.bytes() for each in issued.cert_chain_pems))
         issued.private_key_pem.write_to_path(self.key)
 
@@ -126,6 +127,37 @@ def test_certificates_are_exchanged_while_connections_stay(tmp_path, gateways):
         assert served(amqps, made.ca) == after
         sender.send(MESSAGE)
         connection.close()
+    finally:
+        broker.stop()
+
+
+def test_tokens_may_name_the_hosts_of_the_certificate(tmp_path):
+    """Of the one that is there now."""
+    made = Certificates(tmp_path)
+    made.issue("*.first.example", "10.1.2.3")
+    broker, _, https = started(tmp_path, made.settings())
+
+    def status(resource):
+        token = generate(resource, KEY_NAME, KEY, int(time.time()) + 60)
+        request = urllib.request.Request(f"https://localhost:{https}/orders", headers={"Authorization": token})
+        try:
+            context = ssl.create_default_context(cafile=made.ca)
+            with urllib.request.urlopen(request, timeout=20, context=context) as answer:
+                return answer.status
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    try:
+        assert status("broker.first.example/orders") == 200
+        assert [status(each) for each in ("first.example", "a.b.first.example", "second.example")] == [401] * 3
+        made.issue("second.example")
+        os.kill(broker.pid, signal.SIGHUP)
+        eventually(lambda: status("second.example/orders") == 200, "the new certificate's names")
+        assert status("broker.first.example/orders") == 401
+        made.key.write_text("no key")
+        os.kill(broker.pid, signal.SIGHUP)
+        eventually(lambda: "certificates not reloaded" in broker.log(), "the log says why not")
+        assert status("second.example") == 200
     finally:
         broker.stop()
 

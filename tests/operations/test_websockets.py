@@ -40,9 +40,9 @@ def opened(broker, path=PATH, **options):
 class Bridge:
     """A port of TCP whose only connection goes over a WebSocket, in messages of `piece_bytes`."""
 
-    def __init__(self, websocket, piece_bytes=1 << 20):
+    def __init__(self, websocket, piece_bytes=1 << 20, read_bytes=1 << 16):
         self._websocket = websocket
-        self._piece_bytes = piece_bytes
+        self._piece_bytes, self._read_bytes = piece_bytes, read_bytes
         self.reads = threading.Event()
         self.reads.set()
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -54,7 +54,7 @@ class Bridge:
         self._listening.close()
         threading.Thread(target=self._answer, args=(client,), daemon=True).start()
         with contextlib.suppress(OSError, ConnectionClosed):
-            while data := client.recv(1 << 16):
+            while data := client.recv(self._read_bytes):
                 for at in range(0, len(data), self._piece_bytes):
                     self._websocket.send(data[at : at + self._piece_bytes])
         self._websocket.close()
@@ -81,6 +81,18 @@ def test_messages_go_and_come(broker, piece_bytes, name):
         for number in range(20):
             assert receiver.receive(20).body == f"{number}" * 500
             receiver.accept()
+        connection.close()
+
+
+def test_a_frame_that_comes_in_many_reads(broker):
+    body = "large" * 50_000
+    with opened(broker) as websocket:
+        bridge = Bridge(websocket, read_bytes=1 << 20)
+        connection = bridge.connection()
+        sender, receiver = connection.create_sender("orders"), connection.create_receiver("orders")
+        sender.send(proton.Message(body=body))
+        assert receiver.receive(20).body == body
+        receiver.accept()
         connection.close()
 
 

@@ -254,3 +254,18 @@ def test_commands_are_read_between_the_deliveries_of_a_large_backlog(worker):
         while (message := gateway.next())[0] != Op.SENT:
             delivered += len(message[3]) // ENTRY if message[0] == Op.DELIVER else 0
         assert delivered <= 5  # 64 MiB and what was begun
+
+
+def test_nothing_is_stored_for_a_gateway_that_has_asked_over_another_connection_what_is(worker):
+    """The rest of what it said over the connection before still waits for its turn, and would come twice."""
+    count, sender = 30_000, b"a gateway"
+    with worker() as (_, dial):
+        before, again = dial(), dial()
+        before.say([Op.MARK, 0, 1, sender, 0, count, 0], *[[Op.SEND, 0, 1, QUEUE, [sent()]]] * count)
+        before.expect(Op.SENT)
+        again.say([Op.REQUEST, 0, 1, "stored", 0, [sender]])
+        stored = again.expect(Op.REPLY)[2]
+        assert before.has_ended()
+        available = again.ask("counts", QUEUE)[QUEUE][0]
+        assert stored == [0, available]
+        assert 0 < available < count

@@ -84,6 +84,29 @@ def made(syphon, name, *arguments):
     return [f"{name}/x-servicebus-transfer/{index}" for index in range(2)]
 
 
+def test_a_syphon_that_starts_while_the_primary_is_frozen_gets_its_leases(primary, secondary, syphon):
+    """It waits for the primary then, as for one that is away."""
+    queues = made(syphon, "frozen")
+    asyncio.run(fill(secondary, queues[0], "orders", 3))
+    stopped = primary.processes()
+    for process in stopped:
+        process.suspend()
+    try:
+        command = syphon("--primary-name", "frozen", "--backlog-queues", 2)
+        eventually(lambda: is_listening(command), 30.0)  # it asks for 15 s
+        assert "the primary is away now" in command.err
+    finally:
+        for process in stopped:
+            process.resume()
+    found = []
+
+    def have_come():
+        found.extend(asyncio.run(taken(primary, "orders")))
+        return len(found) >= 3
+
+    eventually(have_come, 60.0)
+
+
 def test_once_brings_all_and_says_how_many(primary, secondary, syphon):
     queues = made(syphon, "once")
     asyncio.run(fill(secondary, queues[0], "orders", 250))

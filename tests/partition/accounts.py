@@ -5,7 +5,6 @@ entries that are stored. It shares no code with the bookkeeping of the state mac
 """
 
 from broker.partition.partition import Partition
-from storage.memory import MemoryStore
 from storage.records import Counts, decode_counts
 from storage.store import Store, Table
 from storage.verification import verify_snapshot
@@ -32,7 +31,7 @@ def problems(store: Store) -> list[str]:
     return [finding.text for finding in report.findings]
 
 
-def assert_counted_rightly(partition: Partition, store: MemoryStore, now_ms: int) -> None:
+def assert_counted_rightly(partition: Partition, store: Store, now_ms: int) -> None:
     """All is committed, and nothing is set aside. What the request `counts` says is stored, and the truth.
 
     What is in memory is as its modules say.

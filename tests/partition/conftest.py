@@ -1,5 +1,6 @@
 import pytest
-from driver import Driver
+
+from tests.partition.driver import Driver
 
 
 @pytest.fixture

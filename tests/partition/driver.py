@@ -1,7 +1,9 @@
 """A partition with one queue, driven as a worker drives it; its clock stands until a test moves it."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, cast
+
+from typing_extensions import TypeVar
 
 from broker.errors import BrokerError
 from broker.namespace.entities import Description, QueueDescription
@@ -15,6 +17,7 @@ from storage.records import (
     MESSAGE_HEADER_BYTES,
     Counts,
     Field,
+    Place,
     decode_counts,
     encode_document,
     entity_key,
@@ -32,12 +35,21 @@ LOCK_MS = 30_000
 FEW_IDS = SeenLimits(run_ids=2, fan_out=2, chunk_ids=1, step_ids=2)  # so that few ids become runs, and these others
 
 
+# The class of a driver's store. What is only called a Driver has a store of any class, and takes any driver's place.
+StoreClass = TypeVar("StoreClass", bound=Store, covariant=True, default=Store)
+
+
 class Delivery(NamedTuple):
     token: bytes  # or the place, of a peeked message
     number: int
     delivery_count: int
     record: bytes
     overlay: dict[int, Any]
+
+    @property
+    def place(self) -> Place:
+        """Of a peeked message."""
+        return Place(cast(int, self.token))
 
     @property
     def body(self) -> bytes:
@@ -91,11 +103,11 @@ def run(messages: list[Any]) -> bytes:
     return run_of([unused + layout + body for layout, body, _, _ in messages])
 
 
-class Driver:
+class Driver(Generic[StoreClass]):
     def __init__(
-        self, store: Store | None = None, settings: PartitionSettings | None = None, **properties: Any
+        self, store: StoreClass | None = None, settings: PartitionSettings | None = None, **properties: Any
     ) -> None:
-        self.store = store or HintedStore()
+        self.store = store or cast(StoreClass, HintedStore())  # nobody named another class
         self.settings = settings or PartitionSettings()
         self.now_ms = START_MS
         self._starts = 0

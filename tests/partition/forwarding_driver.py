@@ -1,11 +1,11 @@
 """Several partitions in one process, and what is on its way between them: a test delivers, loses, crashes it."""
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, cast
 
-from driver import LOCK_MS, START_MS, Delivery, define, deliveries, message
-from turns import CountingStore
+from typing_extensions import TypeVar
 
 from broker.namespace.entities import Description, QueueDescription, SubscriptionDescription, TopicDescription
 from broker.partition.partition import Partition
@@ -15,7 +15,12 @@ from storage.memory import MemoryStore
 from storage.queue_ids import Part
 from storage.records import STORE_ID_KEY, Place, encode_document, entity_key
 from storage.store import Table
+from tests.partition.driver import LOCK_MS, START_MS, Delivery, define, deliveries, message
 from tests.partition.hinted_store import HintedStore
+from tests.partition.turns import CountingStore
+
+# The class of the stores, as in `driver.Driver`.
+StoreClass = TypeVar("StoreClass", bound=MemoryStore, covariant=True, default=MemoryStore)
 
 
 @dataclass
@@ -40,17 +45,18 @@ class Entity:
         return self.entity_id << 3
 
 
-class Partitions:
+class Partitions(Generic[StoreClass]):
     """Partitions 0 to `count` - 1. Entities are known on all, and live on the partition given with them."""
 
     def __init__(
-        self, count: int, settings: PartitionSettings | None = None, stores: dict[int, MemoryStore] | None = None
+        self, count: int, settings: PartitionSettings | None = None, stores: Mapping[int, StoreClass] | None = None
     ) -> None:
         """`stores` are those that are not to be plain, by partition."""
         self.settings = settings or PartitionSettings()
         self.now_ms = START_MS
         self.entities: dict[str, Entity] = {}
-        self.stores = [(stores or {}).get(number) or HintedStore() for number in range(count)]
+        given: Mapping[int, StoreClass] = stores or {}
+        self.stores = [given.get(number) or cast(StoreClass, HintedStore()) for number in range(count)]
         for number, store in enumerate(self.stores):
             store.put(Table.META, STORE_ID_KEY, encode_document(bytes([number]) * 8))
             store.commit()
@@ -324,4 +330,4 @@ def dead_letter(queue_id: int) -> int:
 
 
 def is_available(delivery: Delivery) -> bool:
-    return delivery.token == Place.AVAILABLE
+    return delivery.place == Place.AVAILABLE

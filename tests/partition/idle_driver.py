@@ -1,11 +1,11 @@
 """What uses an entity: for tests of entities that are deleted when nobody uses them."""
 
 import pytest
-from driver import DEAD, MAIN, Driver, message
 
 from broker.errors import BrokerError
 from broker.partition.state.idleness import STEPS
 from broker.wire import Outcome, SendOperation
+from tests.partition.driver import DEAD, MAIN, Driver, message
 
 INTERVAL_MS = 300_000
 STEP_MS = INTERVAL_MS // STEPS
@@ -42,6 +42,11 @@ USES = {
     "renewing a lock": lambda queue: queue.request("renew-locks", [queue.delivery.token]),
     "browsing": lambda queue: queue.peek(),
     "browsing the dead-letter queue": lambda queue: queue.peek(DEAD),
+    "browsing by a link": lambda queue: queue.request("browse", 0, 10, 1 << 20, None),
+    "a browser that waits for more": lambda queue: (
+        queue.partition.await_more("browser", MAIN, 1 << 60, queue.now_ms),
+        queue.close("browser"),
+    ),
     "deleting": lambda queue: queue.request("purge"),
     "what is refused": refused,
     "a change of its properties": lambda queue: queue.change(max_delivery_count=7),

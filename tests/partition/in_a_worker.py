@@ -8,7 +8,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgpack
-from driver import Driver
 
 from broker import wire
 from broker.touched_partition import TouchedPartition
@@ -16,6 +15,7 @@ from broker.worker.clock import Clock
 from broker.worker.dialling import UnixDialler
 from broker.worker.worker import Caller, Worker
 from tests.logs import InMemory
+from tests.partition.driver import Driver
 
 PARTITION = 5  # the driver's
 

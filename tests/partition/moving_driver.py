@@ -2,15 +2,13 @@
 
 from typing import Any
 
-from accounts import problems
-from driver import FEW_IDS, START_MS, define, deliveries, message, request
-
+from broker import wire
 from broker.errors import BrokerError
 from broker.namespace.entities import Description, QueueDescription, SubscriptionDescription, TopicDescription
 from broker.namespace.rule_descriptions import DEFAULT_RULE
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
-from broker.wire import Outcome
+from broker.wire import Mark, Outcome
 from protocol.codec import Long, encode
 from protocol.symbols import DELAY
 from storage.memory import MemoryStore
@@ -25,6 +23,8 @@ from storage.records import (
     rule_key,
 )
 from storage.store import Table
+from tests.partition.accounts import problems
+from tests.partition.driver import FEW_IDS, START_MS, define, deliveries, message, request
 from tests.partition.hinted_store import HintedStore
 
 ENTITY, ALL, SOME = 1, 2, 3
@@ -61,7 +61,10 @@ class World:
         self.stores = {each: HintedStore() for each in (FIRST, SECOND)}
         self.at = FIRST
         self._starts = 0
+        self.restored = 0  # how often `put_back` has put back what a receiver got
+        self.handed_out: list[list[Any]] = []  # entry items
         self.held: dict[tuple[int, int], bytes] = {}  # (queue id, sequence number) -> lock token
+        self.unsent: list[tuple[int, list[Any]]] = []  # queue id, entry items that a gateway has received and deleted
         for partition, store in self.stores.items():
             store.put(Table.META, STORE_ID_KEY, encode_document(b"store-%02d" % partition))
             self._define(partition, FIRST)
@@ -173,16 +176,45 @@ class World:
 
     def receive(self, which: int, count: int) -> list[Any]:
         queue = self.source(which)
-        session = [None, 0] if self.kind == "sessions" and not which % 2 else None
-        self.partition.open_receiver("r", queue, False, self.now_ms, session)
-        self.pump()
-        self.partition.grant("r", count)
-        found = self.pump()
-        self.partition.close_receiver("r", False, self.now_ms)
-        self.partition.commit()
+        found = self._receive(queue, which, count, False)
         for each in found:
             self.held[queue, each.number] = each.token
         return [(each.number, each.delivery_count, each.body, each.properties) for each in found]
+
+    def take(self, which: int, count: int) -> list[Any]:
+        """Receive and delete, for a client that gets nothing of it: `put_back` comes later."""
+        queue = self.source(which)
+        self._receive(queue, which, count, True)
+        found = [each for items in self.handed_out for each in deliveries(items)]
+        self.unsent += [(queue, items) for items in self.handed_out]
+        return [(each.number, each.delivery_count, each.body, each.properties) for each in found]
+
+    def _receive(self, queue: int, which: int, count: int, deletes: bool) -> list[Any]:
+        session = [None, 0] if self.kind == "sessions" and not which % 2 else None
+        self.partition.open_receiver("r", queue, deletes, self.now_ms, session)
+        self.pump()
+        self.partition.grant("r", count)
+        self.handed_out.clear()
+        found = self.pump()
+        self.partition.close_receiver("r", False, self.now_ms)
+        self.partition.commit()
+        return found
+
+    def put_back(self, partition: int | None = None, dies: str = "") -> None:
+        """As a gateway does it with its partition, or with that where it thinks that the entity lives. If the process
+        `dies` before or after its commit, the gateway gets no answer and begins again. Raises EntityMoving, ServerBusy.
+        """
+        at = self.at if partition is None else partition
+        for number, (queue, items) in enumerate(self.unsent, self.restored):
+            mark = Mark(wire.Op.MARK, at, 0, b"gateway", number, 1, self.restored)
+            self.partitions[at].restore(queue, items, self.now_ms, mark)
+        if dies != "before":
+            self.partitions[at].commit()
+        if dies:
+            self.restart(at)
+            self.put_back(at)
+        self.restored += len(self.unsent)
+        self.unsent.clear()
 
     def settle(self, which: int, outcome: int, delay_ms: int = 0) -> Any:
         """An abandoned message is back after a delay."""
@@ -248,6 +280,7 @@ class World:
             pumped = self.partition.pump(self.now_ms)
             self.partition.commit()
             found += [each for _, _, items in pumped.deliveries for each in deliveries(items)]
+            self.handed_out += [items for _, _, items in pumped.deliveries]
             more = pumped.more
             for forward in pumped.forwards:
                 _, to, store_id, _, source, entity_id, entries = forward

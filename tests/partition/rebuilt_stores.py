@@ -7,9 +7,6 @@ from typing import Any
 
 import msgpack
 import pyarrow as pa
-from accounts import problems
-from hinted_store import HintedStore
-from turns import CountingStore
 
 from broker.catalog.catalog import definitions
 from broker.journal.properties import DECODING
@@ -33,6 +30,9 @@ from storage.records import (
     unpack_queue_key,
 )
 from storage.store import Store, Table
+from tests.partition.accounts import problems
+from tests.partition.hinted_store import HintedStore
+from tests.partition.turns import CountingStore
 
 EPOCH = "00000000000000aa"
 BEGIN = datetime(2100, 1, 1, tzinfo=UTC)  # later than all clocks of tests

@@ -2,23 +2,22 @@
 
 from typing import Any
 
-from driver import MAIN, Delivery, Driver, deliveries, message
-
 from broker.errors import BrokerError
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
 from storage.records import unpack_session_entry_key
-from storage.store import Store, Table
+from storage.store import Table
+from tests.partition.driver import MAIN, Delivery, Driver, StoreClass, deliveries, message
 
 WAIT_MS = 65_000
 
 
-class SessionDriver(Driver):
+class SessionDriver(Driver[StoreClass]):
     """A receiver's name is any; of it and its session the tests are about. `closed` has those the partition closed."""
 
     def __init__(
-        self, store: Store | None = None, settings: PartitionSettings | None = None, **properties: Any
+        self, store: StoreClass | None = None, settings: PartitionSettings | None = None, **properties: Any
     ) -> None:
         super().__init__(store, settings, requires_session=True, **properties)
 

@@ -11,12 +11,7 @@ letters get, and whether expired messages have gone already.
 from dataclasses import dataclass, field
 from typing import Any
 
-from accounts import assert_counted_rightly
-from driver import DEAD, MAIN, START_MS, define, deliveries
 from hypothesis.stateful import RuleBasedStateMachine
-from session_driver import SessionDriver
-from topic_driver import text
-from turns import CountingStore
 
 from broker.errors import BrokerError, LockLost, NotAllowed, OperationTimeout, SessionLockLost
 from broker.namespace.entities import QueueDescription
@@ -25,6 +20,11 @@ from protocol.codec import Described, Symbol, Timestamp, decode_exactly, encode
 from protocol.message.intake import take_apart
 from protocol.symbols import DELAY
 from storage.records import Field, Place
+from tests.partition.accounts import assert_counted_rightly
+from tests.partition.driver import DEAD, MAIN, START_MS, define, deliveries
+from tests.partition.session_driver import SessionDriver
+from tests.partition.topic_driver import text
+from tests.partition.turns import CountingStore
 
 NEVER = 1 << 62
 INBOX = 2 << 3
@@ -38,8 +38,6 @@ class Orders(SessionDriver):
         define(self.store, INBOX >> 3, QueueDescription(name="inbox", forward_to="orders"))
         self.store.commit()
         super().start()
-
-    restart = start
 
 
 @dataclass(frozen=True)
@@ -177,7 +175,7 @@ class SessionModel(RuleBasedStateMachine):
 
     @property
     def terms(self) -> QueueDescription:
-        return self.driver.description  # type: ignore[return-value]
+        return self.driver.description
 
     def can_send(self) -> bool:
         return self.terms.status in ("Active", "ReceiveDisabled")
@@ -397,10 +395,10 @@ class SessionModel(RuleBasedStateMachine):
         self.time_passed()
         while (due_ms := driver.partition.next_timer_ms()) is not None and due_ms <= self.now_ms:
             driver.partition.advance(self.now_ms)
-        given: list[tuple[str, int, list[Any]]] = []
-        accepted: list[tuple[str, str, int]] = []
-        closed: list[tuple[str, BrokerError]] = []
-        drained: dict[str, int] = {}
+        given: list[tuple[Any, int, list[Any]]] = []
+        accepted: list[tuple[Any, str, int]] = []
+        closed: list[tuple[Any, BrokerError]] = []
+        drained: dict[Any, int] = {}
         more = True
         while more:
             if isinstance(driver.store, CountingStore):
@@ -409,10 +407,10 @@ class SessionModel(RuleBasedStateMachine):
             if isinstance(driver.store, CountingStore):
                 driver.store.check(driver.settings, sum(len(deliveries(items)) for _, _, items in pumped.deliveries))
             driver.partition.commit()
-            given += pumped.deliveries  # type: ignore[arg-type]
-            accepted += pumped.accepted  # type: ignore[arg-type]
-            closed += pumped.closed  # type: ignore[arg-type]
-            drained |= dict(pumped.drained)  # type: ignore[arg-type]
+            given += pumped.deliveries
+            accepted += pumped.accepted
+            closed += pumped.closed
+            drained |= dict(pumped.drained)
             more = pumped.more
         overdue = self.end_waits({name for name, _, _ in accepted})
         assert {name: type(error) for name, error in closed} == self.closing
@@ -608,7 +606,7 @@ class SessionModel(RuleBasedStateMachine):
         assert len(held) == len(set(held))
         assert not set(held) & self.gone.keys()
         assert len(held) + len(self.gone) == self.accepted
-        assert_counted_rightly(self.driver.partition, self.driver.store, self.now_ms)  # type: ignore[arg-type]
+        assert_counted_rightly(self.driver.partition, self.driver.store, self.now_ms)
 
     def sessions(self, after_ms: int | None) -> list[str]:
         found: list[str] = self.driver.request("get-message-sessions", after_ms, 0, 1000)

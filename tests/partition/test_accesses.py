@@ -1,15 +1,15 @@
 """AccessedAt: what counts as an access of an entity, and what does not."""
 
 import pytest
-from driver import DEAD, ENTITY, LOCK_MS, MAIN, START_MS, Driver, message
-from forwarding_driver import Partitions
-from idle_driver import USES, opened
-from session_driver import SessionDriver
-from topic_driver import TOPIC_ENTITY, A, TopicDriver
-from topic_driver import rule as rule_document
 
 from broker.partition.partition import Partition
 from broker.wire import Outcome
+from tests.partition.driver import DEAD, ENTITY, LOCK_MS, MAIN, START_MS, Driver, message
+from tests.partition.forwarding_driver import Partitions
+from tests.partition.idle_driver import USES, opened
+from tests.partition.session_driver import SessionDriver
+from tests.partition.topic_driver import TOPIC_ENTITY, A, TopicDriver
+from tests.partition.topic_driver import rule as rule_document
 
 NEVER = -START_MS
 MINUTE_MS = 60_000
@@ -70,6 +70,16 @@ def test_a_receiver_with_credit_accesses_it_until_the_credit_is_gone():
     assert of(queue) == DAY_MS
 
 
+def test_a_browser_accesses_it_as_long_as_it_waits_for_more():
+    queue = Driver(auto_delete_on_idle_ms=DAY_MS)
+    queue.partition.await_more("b", MAIN, 1, queue.now_ms)
+    queue.wait(2 * DAY_MS)
+    assert of(queue) == 2 * DAY_MS
+    queue.close("b")
+    queue.wait(MINUTE_MS)
+    assert of(queue) == 2 * DAY_MS
+
+
 def test_a_receiver_of_a_session_accesses_it_until_its_lock_ends():
     queue = SessionDriver()
     queue.accept("r", "s")
@@ -77,7 +87,7 @@ def test_a_receiver_of_a_session_accesses_it_until_its_lock_ends():
     queue.turn()
     queue.wait(MINUTE_MS)
     queue.turn()
-    assert (queue.closed.keys(), of(queue)) == ({"r"}, LOCK_MS)
+    assert ({*queue.closed}, of(queue)) == ({"r"}, LOCK_MS)
 
 
 def test_a_delivery_of_a_session_is_an_access():

@@ -3,16 +3,16 @@
 from typing import Any
 
 import pytest
-from driver import MAIN, Driver, message
-from in_a_worker import PARTITION, through_a_worker
 
 from broker import runs
 from broker.wire import Op
 from protocol.extension import extension
 from storage.records import MESSAGE_HEADER_BYTES
+from tests.partition.driver import MAIN, Driver, message
+from tests.partition.in_a_worker import PARTITION, through_a_worker
 
 CHANNELS = range(11, 17)
-TAKES = {"an older gateway": [Op.TAKES_RUNS], "this version": [Op.TAKES_RUNS, True]}
+TAKES: dict[str, list[Any]] = {"an older gateway": [Op.TAKES_RUNS], "this version": [Op.TAKES_RUNS, True]}
 
 
 @pytest.mark.skipif(extension is None, reason="the extension is not built, or is switched off")

@@ -11,9 +11,6 @@ from uuid import UUID
 
 import msgpack
 import pytest
-from accounts import assert_counted_rightly
-from driver import START_MS, deliveries, run
-from driver import define as define_entity
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -69,6 +66,9 @@ from storage.queue_ids import Part as QueuePart
 from storage.queue_ids import queue_id_of
 from storage.records import NEVER, STORE_ID_KEY, Field, encode_document, encode_message
 from storage.store import Table
+from tests.partition.accounts import assert_counted_rightly
+from tests.partition.driver import START_MS, deliveries, run
+from tests.partition.driver import define as define_entity
 from tests.partition.hinted_store import HintedStore
 
 ENTITIES: dict[int, Description] = {
@@ -424,6 +424,18 @@ def outcome(data: st.DataObject) -> tuple[int, dict[str, Any] | None]:
     return int(found), on_the_wire(properties)
 
 
+SELECTORS = STRINGS | st.sampled_from(
+    [
+        "JMSPriority >= 0",
+        "a = 'a' OR b > 1 OR all IS NULL",
+        "JMSType LIKE '%'",
+        "JMSTimestamp / 0 = 1",
+        "NOT a",
+        "1 = 2",
+    ]
+)
+
+
 def send(world: World, data: st.DataObject) -> None:
     queue_id = data.draw(st.sampled_from(QUEUE_IDS))
     world.partition.send(queue_id, taken_apart(data, queue_id), world.now_ms)
@@ -460,7 +472,8 @@ def receive(world: World, data: st.DataObject) -> None:
         return  # refused by the gateway
     session = None if asked is None else on_the_wire([asked.session_id, asked.wait_ms])
     if world.partition._core.receivers.get(queue_id) is None:
-        world.partition.open_receiver(queue_id, queue_id, data.draw(st.booleans()), world.now_ms, session)
+        selector = data.draw(st.none() | SELECTORS)
+        world.partition.open_receiver(queue_id, queue_id, data.draw(st.booleans()), world.now_ms, session, selector)
 
 
 def credit(world: World, data: st.DataObject) -> None:
@@ -471,6 +484,21 @@ def credit(world: World, data: st.DataObject) -> None:
 def watch(world: World, data: st.DataObject) -> None:
     watch_or_pass = data.draw(st.sampled_from([world.partition.watch, world.partition.passes]))
     watch_or_pass(data.draw(st.sampled_from(QUEUE_IDS)))
+
+
+def browse(world: World, data: st.DataObject) -> None:
+    """The numbers are the gateway's own; the count is the client's credit, and the session its filter's."""
+    queue_id = data.draw(st.sampled_from(QUEUE_IDS))
+    number = data.draw(st.sampled_from([0, 1, 3, 2**48, 2**63 - 1]))
+    if data.draw(st.booleans()):
+        if queue_id not in world.partition._core.receivers:
+            world.partition.await_more(queue_id, queue_id, number, world.now_ms)
+        return
+    count = data.draw(st.integers(1, 2**32 - 1))
+    session, selector = data.draw(st.none() | STRINGS), data.draw(st.none() | SELECTORS)
+    arguments = [number, count, data.draw(st.sampled_from([1, 500])), session, selector]
+    _, after, is_end = world.request("browse", queue_id, arguments)
+    assert is_end or after > number
 
 
 def close(world: World, data: st.DataObject) -> None:
@@ -534,6 +562,7 @@ COMMANDS = (
     receive,
     credit,
     watch,
+    browse,
     close,
     transact,
     discharge,

@@ -3,11 +3,6 @@
 from typing import Any
 
 import pytest
-from accounts import problems
-from driver import DEAD, LOCK_MS, MAIN, START_MS, Delivery, Driver, deliveries, message
-from forwarding_driver import Partitions
-from session_driver import SessionDriver
-from topic_driver import A, B, TopicDriver
 
 from broker.errors import (
     EntityDisabled,
@@ -26,6 +21,11 @@ from storage.quarantine import quarantined
 from storage.queue_ids import Part
 from storage.records import Place, message_key
 from storage.store import Table
+from tests.partition.accounts import problems
+from tests.partition.driver import DEAD, LOCK_MS, MAIN, START_MS, Delivery, Driver, deliveries, message
+from tests.partition.forwarding_driver import Partitions
+from tests.partition.session_driver import SessionDriver
+from tests.partition.topic_driver import A, B, TopicDriver
 
 
 def by_number(queue: Driver, *numbers: int, delete: bool = False, at: int = MAIN) -> list[Delivery]:

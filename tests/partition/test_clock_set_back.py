@@ -1,9 +1,6 @@
 """What partitions do while their time is ahead of the wall clock, because that was set back."""
 
 import pytest
-from driver import LOCK_MS, MAIN, START_MS, Driver, message
-from session_driver import SessionDriver
-from topic_driver import TOPIC, A, TopicDriver, event
 
 from broker.errors import TransactionTimeout
 from broker.partition.settings import PartitionSettings
@@ -13,6 +10,9 @@ from broker.worker.clock import SLOWNESS, Clock
 from protocol.codec import Long, encode
 from protocol.symbols import DELAY
 from storage.records import Field
+from tests.partition.driver import LOCK_MS, MAIN, START_MS, Driver, message
+from tests.partition.session_driver import SessionDriver
+from tests.partition.topic_driver import TOPIC, A, TopicDriver, event
 
 HOUR_MS = 3_600_000
 

@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from driver import DEAD, ENTITY, FEW_IDS, LOCK_MS, MAIN, START_MS, Driver, message
-from forwarding_driver import via
 
 from broker.partition.settings import PartitionSettings
 from broker.wire import ENTRY, Outcome, SendOperation, SettleOperation
@@ -33,6 +31,8 @@ from storage.records import (
 from storage.seen_ids import PURGE_EVERY_MS
 from storage.store import Store, Table
 from storage.verification import verify_snapshot
+from tests.partition.driver import DEAD, ENTITY, FEW_IDS, LOCK_MS, MAIN, START_MS, Driver, message
+from tests.partition.forwarding_driver import via
 
 WRITES = ("put", "append", "put_many", "delete", "delete_many")
 

@@ -3,12 +3,6 @@
 from typing import Any
 
 import pytest
-from accounts import problems
-from driver import DEAD, LOCK_MS, MAIN, START_MS, Driver, define, message
-from forwarding_driver import Partitions
-from idle_driver import DAY_MS, INTERVAL_MS, is_there
-from session_driver import SessionDriver
-from topic_driver import TOPIC, A, B, TopicDriver
 
 from broker.errors import InvalidArgument, LockLost, MessageNotFound, NotAllowed, OutOfRange, TransactionRollback
 from broker.partition.settings import PartitionSettings
@@ -36,6 +30,12 @@ from protocol.symbols import DELAY
 from storage.quarantine import quarantined
 from storage.records import Field, Place, encode_document, message_key, overtaken_key, queue_key
 from storage.store import Table
+from tests.partition.accounts import problems
+from tests.partition.driver import DEAD, LOCK_MS, MAIN, START_MS, Driver, define, message
+from tests.partition.forwarding_driver import Partitions
+from tests.partition.idle_driver import DAY_MS, INTERVAL_MS, is_there
+from tests.partition.session_driver import SessionDriver
+from tests.partition.topic_driver import TOPIC, A, B, TopicDriver
 
 SETTINGS = PartitionSettings(abandon_delays=True)
 OFF = PartitionSettings()

@@ -1,7 +1,6 @@
 """Handing out: order, fairness, credit, drain, receive-and-delete."""
 
 import pytest
-from driver import DEAD, LOCK_MS, MAIN, START_MS, Driver, deliveries, message
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +9,7 @@ from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
 from storage.records import LAYOUT_BYTES, message_expires_ms
 from storage.store import Table
+from tests.partition.driver import DEAD, LOCK_MS, MAIN, START_MS, Driver, deliveries, message
 
 
 def numbers(received):

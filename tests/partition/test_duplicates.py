@@ -3,8 +3,6 @@
 from typing import Any
 
 import pytest
-from driver import DEAD, ENTITY, MAIN, Driver, message
-from topic_driver import TOPIC, A, B, TopicDriver
 
 from broker.errors import QuotaExceeded
 from broker.partition.messages.duplicates import PAUSE_MS
@@ -16,6 +14,8 @@ from storage.records import decode_rows, entity_key
 from storage.seen_ids import PURGE_EVERY_MS
 from storage.seen_runs import SeenLimits
 from storage.store import Table
+from tests.partition.driver import DEAD, ENTITY, MAIN, Driver, message
+from tests.partition.topic_driver import TOPIC, A, B, TopicDriver
 
 WINDOW_MS = 20_000
 

@@ -1,20 +1,21 @@
 """A session whose lock has ended, but whose messages are too many to be put back in one turn."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
-from driver import DEAD, MAIN, Delivery
-from session_driver import SessionDriver, accepted_by
 
 from broker.errors import EntityDisabled, LockLost, SessionCannotBeLocked, SessionLockLost, TransactionRollback
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome, SettleOperation
+from tests.partition.driver import DEAD, MAIN, Delivery
+from tests.partition.session_driver import SessionDriver, accepted_by
 
 COUNT = 60
 SETTINGS = PartitionSettings(turn_work=20)
 
 
-def ending(broken: bool = True, given: int = COUNT, **properties: object) -> tuple[SessionDriver, list[Delivery]]:
+def ending(broken: bool = True, given: int = COUNT, **properties: Any) -> tuple[SessionDriver, list[Delivery]]:
     """A queue whose receiver has just left the session `s`, and the messages that it had been given."""
     queue = SessionDriver(settings=SETTINGS, **properties)
     for _ in range(0, COUNT, 10):

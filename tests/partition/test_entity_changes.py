@@ -1,12 +1,12 @@
 """Status, quotas, and entities that change or go while they are used."""
 
 import pytest
-from driver import DEAD, ENTITY, LOCK_MS, MAIN, Driver, define, describe, message
 
 from broker.errors import EntityDisabled, EntityNotFound, LockLost, NotAllowed, QuotaExceeded, ServerBusy
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
 from storage.store import StoreError, Table
+from tests.partition.driver import DEAD, ENTITY, LOCK_MS, MAIN, Driver, define, describe, message
 from tests.partition.hinted_store import HintedStore
 
 MIB = 1 << 20

@@ -12,17 +12,17 @@ from itertools import count
 from typing import Any
 
 import pytest
-from driver import ENTITY, MAIN, Driver, message
-from session_driver import SessionDriver
-from topic_driver import TOPIC, A, B, TopicDriver, event, rule
 
 from broker.errors import BrokerError
 from broker.partition.settings import PartitionSettings
-from broker.wire import Outcome, SendOperation, SettleOperation
+from broker.wire import Operation, Outcome, SendOperation, SettleOperation
 from protocol.codec import Long, encode
 from protocol.symbols import DELAY
 from storage.queue_ids import queue_id_of
 from storage.records import NEVER, encode_message
+from tests.partition.driver import ENTITY, MAIN, Driver, message
+from tests.partition.session_driver import SessionDriver
+from tests.partition.topic_driver import TOPIC, A, B, TopicDriver, event, rule
 
 # What is only remembered of the store, counted for metrics, or harmless if it is there for nothing.
 APART = {
@@ -120,7 +120,7 @@ def settle(outcome: Outcome, properties: Any = None) -> Callable[[Driver], Any]:
 
 
 def transact(driver: Driver) -> None:
-    operations = [
+    operations: list[Operation] = [
         SendOperation(MAIN, False, [[message("t")]]),
         SettleOperation(MAIN, False, tokens(driver)[:1], Outcome.ACCEPTED),
     ]

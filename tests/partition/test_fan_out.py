@@ -5,9 +5,6 @@ from itertools import count
 from typing import Any
 
 import pytest
-from accounts import problems
-from driver import MAIN, Driver, define, message
-from topic_driver import TOPIC, TOPIC_ENTITY, A, B, TopicDriver, assert_shared_rightly, event
 
 from broker.errors import QuotaExceeded
 from broker.namespace.entities import SubscriptionDescription
@@ -17,6 +14,9 @@ from protocol.codec import encode
 from storage.lmdb_store import LmdbStore
 from storage.records import entity_key
 from storage.store import Table
+from tests.partition.accounts import problems
+from tests.partition.driver import MAIN, Driver, define, message
+from tests.partition.topic_driver import TOPIC, TOPIC_ENTITY, A, B, TopicDriver, assert_shared_rightly, event
 
 MIB = 1 << 20
 FIRST = 100  # entity id of the first subscription
@@ -152,7 +152,7 @@ def test_a_full_store_still_lets_everything_out(store):
 
 def test_what_waits_at_a_topic_is_published_in_order_whatever_comes_meanwhile():
     """Sent after it, due, forwarded, sent again, over a restart; each as of the time it was accepted."""
-    detecting = {"requires_duplicate_detection": True, "default_message_time_to_live_ms": 5000}
+    detecting: dict[str, Any] = {"requires_duplicate_detection": True, "default_message_time_to_live_ms": 5000}
     driver = TopicDriver(A, B, settings=PartitionSettings(turn_work=4), **detecting)
 
     def named(text: str, **given: Any) -> list[Any]:

@@ -1,16 +1,16 @@
 """What forwarding promises: each message moves on once, in order, with what belongs to it, or goes where it is seen."""
 
 import pytest
-from accounts import problems
-from driver import LOCK_MS, deliveries, message
-from forwarding_driver import Partitions, dead_letter, transfer_dead_letter
-from topic_driver import event, rule, text
 
 from broker.errors import NotAllowed
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
 from storage.records import NEVER, Field, entity_key, mark_key, message_expires_ms
 from storage.store import Table
+from tests.partition.accounts import problems
+from tests.partition.driver import LOCK_MS, deliveries, message
+from tests.partition.forwarding_driver import Partitions, dead_letter, transfer_dead_letter
+from tests.partition.topic_driver import event, rule, text
 
 HERE, THERE = 0, 1
 PLACES = [HERE, THERE]

@@ -8,12 +8,8 @@ of the messages have; another one detects duplicates, and must not take what is 
 from collections import Counter
 
 import pytest
-from accounts import assert_counted_rightly
-from forwarding_driver import Partitions, dead_letter, transfer_dead_letter
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from topic_driver import event, text
-from turns import CountingStore
 
 from broker.errors import NotAllowed
 from broker.partition.settings import PartitionSettings
@@ -21,6 +17,10 @@ from broker.wire import Extra, Outcome
 from protocol.codec import Long, encode
 from protocol.symbols import DELAY
 from tests.models import model_settings
+from tests.partition.accounts import assert_counted_rightly
+from tests.partition.forwarding_driver import Partitions, dead_letter, transfer_dead_letter
+from tests.partition.topic_driver import event, text
+from tests.partition.turns import CountingStore
 
 # name: partition, and where it may forward to. Messages are sent to a, and to x; e comes from a's dead-letter queue.
 HOMES = {"a": 0, "b": 1, "c": 0, "d": 2, "e": 1, "x": 2, "y": 2}
@@ -33,6 +33,8 @@ TTLS = st.sampled_from([None, None, None, 30, 400])
 
 
 class ForwardingModel(RuleBasedStateMachine):
+    store_class: type[CountingStore] = CountingStore
+
     @initialize(
         count=st.sampled_from([1, 2, 5, 100]),
         batch_bytes=st.sampled_from([200, 1 << 20]),
@@ -53,7 +55,7 @@ class ForwardingModel(RuleBasedStateMachine):
                 turn_work=turn_work,
                 abandon_delays=True,
             ),
-            {number: CountingStore() for number in range(3)},
+            {number: self.store_class() for number in range(3)},
         )
         self.properties = {
             name: {"dead_lettering_on_message_expiration": True, "max_delivery_count": 1000} for name in HOMES
@@ -90,7 +92,7 @@ class ForwardingModel(RuleBasedStateMachine):
         return [text(each.body) for each in self.net.peek(queue)]
 
     @rule(way=st.sampled_from(WAYS), pick=st.integers(0, 3))
-    def deliver(self, way, pick):
+    def deliver(self, way: tuple[int, int], pick: int) -> None:
         waiting = [each for each in self.net.connections.get(way, []) if each.commands]
         if waiting:
             self.net.deliver(*way, waiting[pick % len(waiting)])

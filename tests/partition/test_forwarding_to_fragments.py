@@ -3,18 +3,18 @@
 from collections import Counter
 
 import pytest
-from accounts import assert_counted_rightly
-from forwarding_driver import Partitions, dead_letter, transfer, transfer_dead_letter, via
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from topic_driver import event, text
-from turns import CountingStore
 
 from broker.namespace.fragments import fragment_of
 from broker.partition.settings import PartitionSettings
 from broker.wire import Extra
 from protocol.codec import encode
 from tests.models import model_settings
+from tests.partition.accounts import assert_counted_rightly
+from tests.partition.forwarding_driver import Partitions, dead_letter, transfer, transfer_dead_letter, via
+from tests.partition.topic_driver import event, text
+from tests.partition.turns import CountingStore
 
 ALL = (0, 1, 2)
 MESSAGE_ID, GROUP_ID = 0, 10
@@ -195,7 +195,7 @@ class FragmentsModel(RuleBasedStateMachine):
         self.net.send(self.queues[name], *messages, at=at if name == "p" else 0)
 
     @rule(way=st.sampled_from(WAYS), pick=st.integers(0, 3))
-    def deliver(self, way, pick):
+    def deliver(self, way: tuple[int, int], pick: int) -> None:
         waiting = [each for each in self.net.connections.get(way, []) if each.commands]
         if waiting:
             self.net.deliver(*way, waiting[pick % len(waiting)])

@@ -1,10 +1,10 @@
 """A partition with a fragment of a partitioned entity: its sequence numbers say where its messages are."""
 
 import pytest
-from driver import DEAD, ENTITY, MAIN, Driver, define, message
 
 from broker.wire import Outcome
 from storage.records import Field
+from tests.partition.driver import DEAD, ENTITY, MAIN, Driver, define, message
 
 HERE = 5 << 48  # the driver's partition
 FRAGMENTS = (2, 5)

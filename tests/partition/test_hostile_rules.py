@@ -2,20 +2,21 @@
 
 import math
 import re
+from typing import Any
 
 import pytest
-from driver import START_MS
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from topic_driver import TOPIC, TOPIC_ENTITY, A, B, TopicDriver, assert_shared_rightly, event, rule
 
 from broker.errors import InvalidArgument
 from broker.rules import Action, Changes
 from protocol.codec import Char, Decimal128, Described, Long, Symbol, Timestamp, ULong
 from protocol.message.rendering import render
 from storage.records import message_parts
+from tests.partition.driver import START_MS
+from tests.partition.topic_driver import TOPIC, TOPIC_ENTITY, A, B, TopicDriver, assert_shared_rightly, event, rule
 
-POISON = {"a": math.nan, "b": Decimal128(b"\x30\x40" + bytes(13) + b"\x07")}
+POISON: dict[str, Any] = {"a": math.nan, "b": Decimal128(b"\x30\x40" + bytes(13) + b"\x07")}
 TIMESPAN = Symbol("com.microsoft:timespan")
 
 

@@ -1,15 +1,8 @@
 """AutoDeleteOnIdle: what counts as a use, when an entity goes, and what a restart makes of it."""
 
 import pytest
-from accounts import problems
-from driver import DEAD, ENTITY, LOCK_MS, MAIN, START_MS, Driver, define, describe, message
-from forwarding_driver import Partitions, transfer, via
 from hypothesis import given
 from hypothesis import strategies as st
-from idle_driver import DAY_MS, INTERVAL_MS, STEP_MS, USES, is_there, opened
-from session_driver import SessionDriver
-from topic_driver import TOPIC, TOPIC_ENTITY, A, B, TopicDriver, event
-from topic_driver import rule as rule_document
 
 from broker.errors import EntityNotFound, TransactionRollback
 from broker.partition.partition import DUE_PER_TURN
@@ -17,7 +10,14 @@ from broker.partition.state.idleness import STEPS
 from broker.wire import Outcome, SendOperation, SettleOperation
 from storage.records import entity_key, idle_key
 from storage.store import Table
+from tests.partition.accounts import problems
+from tests.partition.driver import DEAD, ENTITY, LOCK_MS, MAIN, START_MS, Driver, define, describe, message
+from tests.partition.forwarding_driver import Partitions, transfer, via
 from tests.partition.hinted_store import HintedStore
+from tests.partition.idle_driver import DAY_MS, INTERVAL_MS, STEP_MS, USES, is_there, opened
+from tests.partition.session_driver import SessionDriver
+from tests.partition.topic_driver import TOPIC, TOPIC_ENTITY, A, B, TopicDriver, event
+from tests.partition.topic_driver import rule as rule_document
 
 
 @pytest.fixture

@@ -5,16 +5,16 @@ it has agreed to the deletion it refuses uses until it hears the decision.
 from contextlib import suppress
 
 import pytest
-from accounts import problems
-from driver import ENTITY, MAIN, Driver, define, describe, message
-from forwarding_driver import Partitions, transfer, via
-from idle_driver import DAY_MS, INTERVAL_MS, STEP_MS, USES, is_there, opened
-from topic_driver import TOPIC_ENTITY, A, B, TopicDriver
 
 from broker.errors import BrokerError, EntityNotFound, ServerBusy
 from broker.namespace.entities import TopicDescription
 from storage.records import idle_key
 from storage.store import Table
+from tests.partition.accounts import problems
+from tests.partition.driver import ENTITY, MAIN, Driver, define, describe, message
+from tests.partition.forwarding_driver import Partitions, transfer, via
+from tests.partition.idle_driver import DAY_MS, INTERVAL_MS, STEP_MS, USES, is_there, opened
+from tests.partition.topic_driver import TOPIC_ENTITY, A, B, TopicDriver
 
 FRAGMENTS = (2, 5)  # the driver's partition is 5
 # A receiver that is open gets nothing.

@@ -3,9 +3,6 @@
 from typing import Any
 
 import pytest
-from accounts import problems
-from driver import DEAD, MAIN, START_MS, Driver, message
-from topic_driver import TOPIC, A, B, TopicDriver, event, rule, text
 
 from broker.errors import QuotaExceeded, TransactionRollback
 from broker.partition.settings import PartitionSettings
@@ -15,6 +12,9 @@ from protocol.codec import encode
 from storage.memory import MemoryStore
 from storage.records import Field, Place, message_enqueued_ms, staged_key
 from storage.store import Table
+from tests.partition.accounts import problems
+from tests.partition.driver import DEAD, MAIN, START_MS, Driver, message
+from tests.partition.topic_driver import TOPIC, A, B, TopicDriver, event, rule, text
 
 LARGE = b"x" * 1000
 SETTINGS = PartitionSettings(commit_bytes=1500)
@@ -80,7 +80,7 @@ def test_scheduled_messages_wait_for_their_time(late_ms):
     if not late_ms:
         assert queue.held() == [0, 0, 2, 0]
         assert {message_enqueued_ms(delivery.record) for delivery in queue.peek()} == {at_ms}
-        assert {delivery.token for delivery in queue.peek()} == {Place.SCHEDULED}
+        assert {delivery.place for delivery in queue.peek()} == {Place.SCHEDULED}
     queue.wait(100)
     assert queue.held() == [2, 0, 0, 0]
     assert problems(queue.store) == []

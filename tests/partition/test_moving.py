@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from moving_driver import ENTITY, FIRST, SECOND, SOME, World
 
-from broker.errors import BrokerError, InvalidArgument
+from broker.errors import BrokerError, EntityMoving, InvalidArgument
 from broker.wire import Outcome
 from storage.queue_ids import queue_id_of
 from storage.records import entity_key
 from storage.store import Table
+from tests.partition.moving_driver import ENTITY, FIRST, SECOND, SOME, World
 
 KINDS = ["plain", "sessions", "forwards", "topic"]
 TTLS = st.sampled_from([None, 1000, 20_000])
@@ -21,6 +21,8 @@ USES = st.one_of(
     st.tuples(st.just("send"), SMALL, TTLS, AFTER, st.sampled_from("st")),
     st.tuples(st.just("send"), SMALL, TTLS, AFTER, st.sampled_from("st")),
     st.tuples(st.just("receive"), st.integers(0, 3), st.integers(1, 3)),
+    st.tuples(st.just("take"), st.integers(0, 3), st.integers(1, 3)),
+    st.tuples(st.just("put_back")),
     st.tuples(st.just("settle"), SMALL, st.sampled_from(list(Outcome)), st.sampled_from([0, 1, 1, 6000, 50_000])),
     st.tuples(st.just("receive_deferred"), st.integers(0, 3), st.integers(1, 6)),
     st.tuples(st.just("receive_deferred"), st.integers(0, 3), st.integers(1, 6), st.just(True)),
@@ -68,7 +70,20 @@ def move(worlds: tuple[World, World], reading: list[Any]) -> None:
     moving.freeze()
     other.pump()
     other.restart()
+    refuses_what_comes_back(moving)
+    left = moving.at
     moving.finish()
+    refuses_what_comes_back(moving, left)
+
+
+def refuses_what_comes_back(world: World, *wherever: int) -> None:
+    """A gateway keeps what it has received and deleted for a client until the entity lives somewhere."""
+    stored = {each: world.stored(each) for each in world.stores}
+    for partition in wherever or world.stores:
+        for _ in world.unsent[:1]:
+            with pytest.raises(EntityMoving):
+                world.put_back(partition)
+    assert stored == {each: world.stored(each) for each in world.stores}
 
 
 @settings(max_examples=100)
@@ -193,6 +208,37 @@ def test_what_leaves_its_place_and_comes_back_between_two_rows_is_moved_with_its
     world.rest()
     world.check()
     assert [number for _, number, *_ in world.peek(0)] == [1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dies", ["", "before", "after"])
+def test_what_comes_back_while_the_entity_is_moved_is_there_once_where_it_lives_then(kind, dies):
+    """It was received and deleted, and never sent. The answer of a process that dies is lost, not what it has done."""
+    world = World(kind)
+    for number in range(3):
+        world.send(number, None, 0, "s")
+    sent = [number for number, *_ in world.take(0, 3)]
+    assert len(sent) == 3
+    world.begin_move()
+    world.rows()
+    world.freeze()
+    refuses_what_comes_back(world)
+    world.finish()
+    refuses_what_comes_back(world, FIRST)
+    world.put_back(dies=dies)
+    world.rest()
+    world.check()
+    assert [(number, count) for number, count, *_ in world.receive(0, 9)] == [(number, 0) for number in sent]
+
+
+def test_what_comes_back_to_a_deleted_entity_stays_deleted():
+    world = World("plain")
+    world.send(1, None, 0, "")
+    world.take(0, 1)
+    world.partition.delete_entity(ENTITY, world.now_ms)
+    world.put_back()
+    world.rest()
+    world.check()
 
 
 def test_only_the_move_that_has_begun_goes_on():

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 import pytest
-from accounts import problems
-from forwarding_driver import Partitions, transfer, via
 
 from broker.errors import ServerBusy
+from tests.partition.accounts import problems
+from tests.partition.forwarding_driver import Partitions, transfer, via
 
 HERE, THERE, ELSEWHERE = 0, 1, 2
 BODIES = [f"m{number}" for number in range(8)]

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from driver import MAIN, START_MS, Driver, message
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +11,7 @@ from broker.partition.settings import PartitionSettings
 from broker.runs import ranges_of
 from broker.wire import Outcome
 from protocol.extension import extension
+from tests.partition.driver import MAIN, START_MS, Driver, message
 
 pytestmark = pytest.mark.skipif(extension is None, reason="the extension is not built, or is switched off")
 

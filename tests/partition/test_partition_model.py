@@ -5,16 +5,14 @@ Where the order of the partition's own work is its own business, the model looks
 not, within what is promised, and dead-lettered messages get whatever next number.
 """
 
+from collections.abc import Hashable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from accounts import assert_counted_rightly
-from driver import DEAD, FEW_IDS, LOCK_MS, MAIN, Driver, deliveries, message
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from turns import CountingStore
 
 from broker.errors import (
     BrokerError,
@@ -37,6 +35,9 @@ from protocol.codec import Decimal64, Int, Long, Timestamp, UInt, ULong, encode
 from protocol.symbols import DELAY
 from storage.records import MESSAGE_HEADER_BYTES, Field, Place
 from tests.models import STRAY, model_settings, rarely
+from tests.partition.accounts import assert_counted_rightly
+from tests.partition.driver import DEAD, FEW_IDS, LOCK_MS, MAIN, Driver, deliveries, message
+from tests.partition.turns import CountingStore
 
 NEVER = 1 << 62
 QUEUES = st.sampled_from([MAIN, MAIN, MAIN, DEAD])
@@ -116,6 +117,8 @@ class Transaction:
 
 
 class PartitionModel(RuleBasedStateMachine):
+    store_class: type[CountingStore] = CountingStore
+
     @initialize(
         dead_letter_expired=st.booleans(),
         limit=st.integers(1, 4),
@@ -142,7 +145,7 @@ class PartitionModel(RuleBasedStateMachine):
         delays,
     ):
         self.driver = Driver(
-            store=CountingStore(),
+            store=self.store_class(),
             settings=PartitionSettings(
                 window=window,
                 step=step,
@@ -287,8 +290,8 @@ class PartitionModel(RuleBasedStateMachine):
         self.time_passed()
         while (due_ms := driver.partition.next_timer_ms()) is not None and due_ms <= self.now_ms:
             driver.partition.advance(self.now_ms)
-        given: list[tuple[str, int, list[Any]]] = []
-        drained: dict[str, int] = {}
+        given: list[tuple[Hashable, int, list[Any]]] = []
+        drained: dict[Hashable, int] = {}
         more = True
         while more:
             driver.store.begin()
@@ -380,7 +383,7 @@ class PartitionModel(RuleBasedStateMachine):
                         m.token, m.until_ms, m.owner = d.token, until_ms, receiver
             assert expected == {}
 
-    def check_drained(self, drained: dict[str, int]) -> None:
+    def check_drained(self, drained: dict[Hashable, int]) -> None:
         assert drained == {name: r.delivered for name, r in self.receivers.items() if r.draining}
         for r in self.receivers.values():
             if r.draining:
@@ -632,7 +635,7 @@ class PartitionModel(RuleBasedStateMachine):
             self.transaction = Transaction(f"t{self.transactions}", self.now_ms + TIME_OUT_MS)
         return self.transaction.key, begins
 
-    def transact(self, operation: Operation) -> list[Any]:
+    def transact(self, operation: Operation) -> list[list[str] | None] | None:
         """The result of the operation. Raises TransactionTimeout."""
         [result] = self.driver.partition.transact(*self.in_transaction(), [operation], self.now_ms)
         return result
@@ -906,6 +909,7 @@ class PartitionModel(RuleBasedStateMachine):
         if uncommitted:
             self.driver.partition.send(MAIN, [message("lost"), message("lost", ttl_ms=5)], self.now_ms)
             for queue, m in self.locked()[::2]:
+                assert m.token is not None
                 self.driver.partition.settle(queue, [m.token], Outcome.ACCEPTED, None, self.now_ms)
             self.driver.partition.advance(self.now_ms)
             self.driver.store.abort()

@@ -5,31 +5,32 @@ from collections import Counter
 from typing import Any
 
 import pytest
-import test_forwarding_model
-import test_partition_model
-import test_session_model
-import test_topic_model
-from forwarding_driver import Partitions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant
-from moving_driver import World
-from rebuilt_stores import RecordedStore, assert_equal, entries_of, is_defined, rebuilt, states_of, time_of
-from test_forwarding_model import ForwardingModel
-from test_moving import KINDS, MANY, READING
-from test_partition_model import PartitionModel
-from test_session_model import SessionQueue
-from test_topic_model import TopicModel
 
 from storage.queue_ids import entity_of
 from storage.records import message_parts
 from tests.models import model_settings
+from tests.partition.forwarding_driver import Partitions
+from tests.partition.hinted_store import HintedStore
+from tests.partition.moving_driver import World
+from tests.partition.rebuilt_stores import (
+    RecordedStore,
+    assert_equal,
+    entries_of,
+    is_defined,
+    rebuilt,
+    states_of,
+    time_of,
+)
+from tests.partition.test_forwarding_model import ForwardingModel
+from tests.partition.test_moving import KINDS, MANY, READING
+from tests.partition.test_partition_model import PartitionModel
+from tests.partition.test_session_model import SessionQueue
+from tests.partition.test_topic_model import TopicModel
 
 EVERY = 7  # steps
-
-
-for models in (test_partition_model, test_topic_model, test_session_model, test_forwarding_model):
-    models.CountingStore = RecordedStore  # type: ignore[attr-defined]
 
 
 def last_turn(*stores: Any) -> int:
@@ -54,7 +55,7 @@ class OnePartition:
             self.seen.append((last_turn(store), (entries_of(store), states_of(store))))
 
     def teardown(self):
-        super().teardown()  # type: ignore[misc]
+        super().teardown()
         if not hasattr(self, "driver"):
             return
         store = self.driver.store
@@ -70,7 +71,7 @@ class OnePartition:
 
 
 class RebuiltPartition(OnePartition, PartitionModel):
-    pass
+    store_class = RecordedStore
 
 
 class RebuiltTopic(OnePartition, TopicModel):
@@ -78,7 +79,7 @@ class RebuiltTopic(OnePartition, TopicModel):
 
 
 class RebuiltSessions(OnePartition, SessionQueue):
-    pass
+    store_class = RecordedStore
 
 
 def is_of_defined(store: Any, session_key: bytes) -> bool:
@@ -139,9 +140,8 @@ class RebuiltForwarding(ForwardingModel):
 
     CUTS = 12
 
-    def __init__(self) -> None:
-        super().__init__()
-        test_forwarding_model.CountingStore = StoreWithPast  # type: ignore[misc]
+    store_class = StoreWithPast
+    net: Partitions[StoreWithPast]
 
     def teardown(self):
         super().teardown()
@@ -159,7 +159,7 @@ class RebuiltForwarding(ForwardingModel):
 
 @pytest.mark.parametrize("is_answered", [False, True])
 def test_a_message_under_way_is_where_the_cut_has_it(is_answered):
-    net = Partitions(2)
+    net = Partitions[HintedStore](2)
     net.queue("b", 1)
     net.send(net.queue("a", 0, forward_to="b"), "one", "two")
     originals = dict(enumerate(net.stores))

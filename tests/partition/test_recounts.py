@@ -1,16 +1,16 @@
 """A record of counts that cannot be read is made again from what is stored, with all that it counts."""
 
 import pytest
-from accounts import problems
-from driver import DEAD, MAIN, Driver, message
-from forwarding_driver import via
-from topic_driver import TOPIC, A, B, TopicDriver, event
 
 from broker.partition.state.recount import NUMBER_GAP
 from broker.wire import Outcome
 from storage.queue_ids import Part
 from storage.records import Counts, decode_counts, entity_key
 from storage.store import Store, Table
+from tests.partition.accounts import problems
+from tests.partition.driver import DEAD, MAIN, Driver, message
+from tests.partition.forwarding_driver import via
+from tests.partition.topic_driver import TOPIC, A, B, TopicDriver, event
 
 
 def counts_of(store: Store) -> dict[int, Counts]:

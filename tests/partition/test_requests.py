@@ -1,7 +1,6 @@
 """Browsing, deferred messages by number, deleting, counts."""
 
 import pytest
-from driver import DEAD, ENTITY, LOCK_MS, MAIN, START_MS, Driver, deliveries, message
 
 from broker.errors import (
     EntityDisabled,
@@ -16,6 +15,7 @@ from broker.wire import Outcome
 from storage.queue_ids import Part
 from storage.records import Place
 from storage.store import Table
+from tests.partition.driver import DEAD, ENTITY, LOCK_MS, MAIN, START_MS, Driver, deliveries, message
 
 LATER_MS = START_MS + 3_600_000
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from driver import Driver, message
 
 from broker.errors import QuotaExceeded
 from broker.partition.settings import PartitionSettings
@@ -11,6 +10,7 @@ from broker.partition.state.room import QUIET_LOOKS
 from broker.wire import Outcome
 from storage.lmdb_store import LmdbStore
 from storage.memory import MemoryStore
+from tests.partition.driver import Driver, message
 
 MAP_BYTES = 256 << 20
 SETTINGS = PartitionSettings(store_watermark=0.6)
@@ -21,6 +21,10 @@ class CountingStore(MemoryStore):
         super().__init__()
         self.measured = 0
         self.capacity = 1 << 40
+        self.reason: str | None = None
+
+    def shortage(self) -> str | None:
+        return self.reason
 
     def capacity_bytes(self, spare_bytes: int = 0) -> int:
         return self.capacity - spare_bytes
@@ -74,6 +78,25 @@ def test_a_store_is_short_of_room_while_it_refuses_and_a_little_longer() -> None
     store.capacity = 1 << 40
     assert looks(QUIET_LOOKS + 2) == ["the store is nearly full"] * QUIET_LOOKS + [None] * 2
     assert partition.gauges()["refuses_sends"] == 0
+
+
+def test_a_store_that_takes_nothing_says_why() -> None:
+    """Whatever it measures: the disk of its tables may be full, or that of its log."""
+    store = CountingStore()
+    driver = Driver(store)
+    driver.send("m")
+    store.reason = "the log is full"
+    driver.partition.look_at_room()
+    assert driver.partition.shortage == "the log is full"
+    assert driver.partition.gauges()["refuses_sends"] == 1
+    with pytest.raises(QuotaExceeded):
+        driver.send("m")
+    driver.settle(Outcome.ACCEPTED, *driver.receive(1))
+    store.reason = None
+    for _ in range(QUIET_LOOKS + 1):
+        driver.partition.look_at_room()
+    assert driver.partition.shortage is None
+    driver.send("m")
 
 
 def test_what_others_write_to_the_disk_is_seen_when_the_worker_asks_for_it() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from driver import MAIN, Driver, deliveries, run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from protocol.codec import Described, ULong, encode
 from protocol.extension import extension
 from protocol.message.intake import take_apart
 from storage.store import Table
+from tests.partition.driver import MAIN, Driver, deliveries, run
 
 IDS = st.none() | st.sampled_from(
     ["a", "b", "c", "", "x" * 128, "ä", ULong(7), "7", UUID(int=7), str(UUID(int=7)), b"a"]

@@ -3,10 +3,8 @@
 from typing import Any
 
 import pytest
-from driver import MAIN, Driver, deliveries, run
 from hypothesis import given
 from hypothesis import strategies as st
-from test_runs import IDS, KINDS, SESSIONS, encoded
 
 from broker.errors import BrokerError
 from broker.partition.settings import PartitionSettings
@@ -14,6 +12,8 @@ from broker.partition.transactions import MAX_MESSAGES
 from broker.wire import Operation, Outcome, SendOperation, SendRunOperation, SettleOperation
 from protocol.message.intake import take_apart
 from storage.store import Table
+from tests.partition.driver import MAIN, Driver, deliveries, run
+from tests.partition.test_runs import IDS, KINDS, SESSIONS, encoded
 
 OTHER_ID = 9
 KEY = "transaction"
@@ -76,11 +76,11 @@ def outcome_of(queue: Driver, properties: dict[str, Any], steps: list[Any], comm
     except BrokerError as error:
         told.append(str(error))
     queue.partition.advance(queue.now_ms)
-    pumped = [(to, *deliveries(items)) for to, _, items in queue.partition.pump(queue.now_ms).deliveries]
+    pumped = [(to, deliveries(items)) for to, _, items in queue.partition.pump(queue.now_ms).deliveries]
     queue.partition.commit()
     queue.partition.check()
     stored = {table: queue.store.scan(table, b"", b"\xff" * 40, 1000) for table in Table if table != Table.META}
-    bodies = [(to, [(each.number, each.body) for each in found]) for to, *found in pumped]
+    bodies = [(to, [(each.number, each.body) for each in found]) for to, found in pumped]
     return [told, queue.partition.tallies(), bodies, stored]
 
 

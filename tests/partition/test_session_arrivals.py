@@ -1,12 +1,6 @@
 """Messages that come into an entity with sessions from a topic, or from an entity that forwards to it."""
 
 import pytest
-from accounts import problems
-from driver import LOCK_MS
-from forwarding_driver import Partitions
-from session_driver import accepted_by
-from session_model import Sent
-from topic_driver import TOPIC, A, B, TopicDriver, event, rule, text
 
 from broker.errors import NotAllowed, QuotaExceeded
 from broker.wire import Extra, Outcome
@@ -14,6 +8,12 @@ from protocol.codec import encode
 from storage.queue_ids import Part
 from storage.records import Place, unpack_session_entry_key
 from storage.store import Table
+from tests.partition.accounts import problems
+from tests.partition.driver import LOCK_MS
+from tests.partition.forwarding_driver import Partitions
+from tests.partition.session_driver import accepted_by
+from tests.partition.session_model import Sent
+from tests.partition.topic_driver import TOPIC, A, B, TopicDriver, event, rule, text
 
 GROUP_ID = 10
 NULL = "Session ID is null."

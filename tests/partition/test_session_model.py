@@ -6,11 +6,8 @@ Sessions with duplicate detection, deferral, schedules and forwarding, inside an
 from contextlib import nullcontext, suppress
 
 import pytest
-from driver import DEAD, FEW_IDS, LOCK_MS, MAIN, deliveries, message
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
-from session_model import INBOX, Lock, Orders, Receiver, Sent, SessionModel, Transaction
-from turns import CountingStore
 
 from broker.errors import (
     BrokerError,
@@ -30,6 +27,9 @@ from protocol.codec import encode
 from protocol.symbols import DELAY
 from storage.records import Place
 from tests.models import STRAY, model_settings, rarely
+from tests.partition.driver import DEAD, FEW_IDS, LOCK_MS, MAIN, deliveries, message
+from tests.partition.session_model import INBOX, Lock, Orders, Receiver, Sent, SessionModel, Transaction
+from tests.partition.turns import CountingStore
 
 LONG_LOCK_MS = 300_000  # outlives a transaction
 WINDOW_MS = 20_000
@@ -60,6 +60,8 @@ PADDING = ["", "", "", "x" * 120, "x" * 160]  # so that turns end in the middle 
 
 
 class SessionQueue(SessionModel):
+    store_class: type[CountingStore] = CountingStore
+
     @initialize(
         dead_letter_expired=st.booleans(),
         limit=st.integers(1, 4),
@@ -89,7 +91,7 @@ class SessionQueue(SessionModel):
     ):
         self.begin(
             Orders(
-                store=CountingStore(),
+                store=self.store_class(),
                 settings=PartitionSettings(
                     session_window=session_window,
                     window=4,
@@ -288,7 +290,9 @@ class SessionQueue(SessionModel):
                 assert [type(result) if result else None for result in results] == errors
             for token, error in zip(tokens, errors, strict=True):
                 if error is None:
-                    self.settled(queue, self.find(queue, token), outcome, properties)
+                    found = self.find(queue, token)
+                    assert found is not None
+                    self.settled(queue, found, outcome, properties)
         self.turn()
 
     @some_locked
@@ -667,6 +671,7 @@ class SessionQueue(SessionModel):
                 lost = Sent("lost", "a", message_id="1")
                 self.driver.partition.send(queue, [lost.incoming()], self.now_ms)
             for queue, m in self.locked()[::2]:
+                assert m.token is not None
                 self.driver.partition.settle(queue, [m.token], Outcome.ACCEPTED, None, self.now_ms)
             for transaction in self.transactions.values():
                 with suppress(TransactionRollback, TransactionTimeout):

@@ -5,13 +5,13 @@ when the partition started come first, the ones with the oldest messages before 
 """
 
 import pytest
-from driver import LOCK_MS, START_MS
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from session_driver import SessionDriver
 
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
+from tests.partition.driver import LOCK_MS, START_MS
+from tests.partition.session_driver import SessionDriver
 
 
 @pytest.fixture(params=[1, 1000])

@@ -1,8 +1,6 @@
 """States of sessions, and which sessions there are."""
 
 import pytest
-from driver import DEAD, LOCK_MS, MAIN, deliveries, message
-from session_driver import SessionDriver
 
 from broker.errors import InternalError, InvalidArgument, QuotaExceeded
 from broker.partition.settings import PartitionSettings
@@ -10,7 +8,9 @@ from broker.wire import Outcome
 from storage.quarantine import quarantined
 from storage.records import Place, encode_counts, entity_key, queue_key, session_entry_key, session_key
 from storage.store import Table
+from tests.partition.driver import DEAD, LOCK_MS, MAIN, deliveries, message
 from tests.partition.hinted_store import HintedStore
+from tests.partition.session_driver import SessionDriver
 
 
 @pytest.fixture
@@ -229,7 +229,7 @@ def test_a_session_is_browsed_without_its_lock_and_in_all_places(queue):
     one, _ = queue.receive(2)
     queue.settle(Outcome.DEFERRED, one)
     found = deliveries(queue.request("peek-session", "a", 0, 100, 1 << 20))
-    assert [(d.body, d.token) for d in found] == [
+    assert [(d.body, d.place) for d in found] == [
         (b"1", Place.DEFERRED),
         (b"2", Place.AVAILABLE),
         (b"3", Place.AVAILABLE),

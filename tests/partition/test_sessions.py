@@ -1,8 +1,6 @@
 """Sessions: who gets one and for how long, what is received of it and in which order."""
 
 import pytest
-from driver import DEAD, ENTITY, LOCK_MS, MAIN, Driver, define, deliveries, describe, message
-from session_driver import WAIT_MS, SessionDriver
 
 from broker.errors import (
     EntityDisabled,
@@ -19,6 +17,8 @@ from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome, SettleOperation
 from storage.records import Field, Place, entity_key
 from storage.store import Table
+from tests.partition.driver import DEAD, ENTITY, LOCK_MS, MAIN, Driver, define, deliveries, describe, message
+from tests.partition.session_driver import WAIT_MS, SessionDriver
 
 
 @pytest.fixture

@@ -1,13 +1,13 @@
 """Locks and outcomes."""
 
 import pytest
-from driver import DEAD, LOCK_MS, MAIN, Driver, message
 
 from broker.errors import LockLost, MessageTooLarge, NotAllowed
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
 from storage.queue_ids import Part
 from storage.records import Field
+from tests.partition.driver import DEAD, LOCK_MS, MAIN, Driver, message
 
 ALL = list(Outcome)
 NOT_ACCEPTED = [outcome for outcome in Outcome if outcome != Outcome.ACCEPTED]
@@ -131,6 +131,16 @@ def test_a_lock_is_renewed_from_now_on(queue):
     queue.wait(LOCK_MS - 1)
     assert queue.held() == [2, 0, 0, 1]
     assert queue.settle(Outcome.ACCEPTED, a) == [None]
+
+
+def test_all_locks_of_a_request_are_renewed(queue):
+    queue.send("a", "b", "c")
+    received = queue.receive(3)
+    queue.wait(LOCK_MS - 1)
+    until_ms = queue.now_ms + LOCK_MS
+    assert queue.request("renew-locks", [each.token for each in received]) == [until_ms] * 3
+    queue.wait(LOCK_MS - 1)
+    assert queue.settle(Outcome.ACCEPTED, *received) == [None] * 3
 
 
 def test_a_renewed_lock_is_still_its_receivers(queue):

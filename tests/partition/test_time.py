@@ -1,13 +1,13 @@
 """Time to live, and scheduled messages."""
 
 import pytest
-from driver import DEAD, LOCK_MS, MAIN, START_MS, Driver, message
 
 from broker.errors import MessageNotFound
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
 from storage.records import Field, message_expires_ms
 from storage.store import Table
+from tests.partition.driver import DEAD, LOCK_MS, MAIN, START_MS, Driver, message
 
 TTL_MS = 1000
 

@@ -4,8 +4,6 @@ import struct
 from typing import Any
 
 import pytest
-from driver import ENTITY, MAIN, START_MS, Driver, define, deliveries, describe
-from topic_driver import TOPIC, TOPIC_ENTITY, A, TopicDriver
 
 from broker.namespace.entities import SubscriptionDescription, TopicDescription
 from broker.partition.partition import Partition
@@ -29,6 +27,8 @@ from storage.records import (
     queue_key,
 )
 from storage.store import Store, Table
+from tests.partition.driver import ENTITY, MAIN, START_MS, Driver, define, deliveries, describe
+from tests.partition.topic_driver import TOPIC, TOPIC_ENTITY, A, TopicDriver
 
 YEAR_1 = -62_135_596_800_000  # .NET's DateTime.MinValue
 YEAR_9999 = 253_402_300_799_999  # .NET's DateTime.MaxValue

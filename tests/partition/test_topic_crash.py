@@ -3,9 +3,6 @@
 from collections.abc import Callable, Iterator
 
 import pytest
-from driver import LOCK_MS, START_MS
-from test_crash import Stopped, StoppingStore, contents, open_store
-from topic_driver import TOPIC, TOPIC_ENTITY, A, B, C, TopicDriver, assert_shared_rightly, event, rule
 
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
@@ -17,6 +14,9 @@ from storage.log.snapshot import Snapshot
 from storage.records import entity_key
 from storage.store import Table
 from storage.verification import verify_snapshot
+from tests.partition.driver import LOCK_MS, START_MS
+from tests.partition.test_crash import Stopped, StoppingStore, contents, open_store
+from tests.partition.topic_driver import TOPIC, TOPIC_ENTITY, A, B, C, TopicDriver, assert_shared_rightly, event, rule
 
 SUBSCRIPTIONS = {TOPIC_ENTITY: {A >> 3, B >> 3, C >> 3}}
 

@@ -9,18 +9,29 @@ what is published and settled may be a transaction.
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from accounts import assert_counted_rightly
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from topic_driver import TOPIC, TOPIC_ENTITY, A, B, C, D, TopicDriver, assert_shared_rightly, event, text
-from topic_driver import rule as rule_document
 
 from broker.partition.settings import PartitionSettings
-from broker.wire import Extra, Outcome, SendOperation, SettleOperation
+from broker.wire import Extra, Operation, Outcome, SendOperation, SettleOperation
 from protocol.codec import Long, decode_exactly, encode
 from protocol.symbols import DELAY
 from storage.records import Field
 from tests.models import model_settings
+from tests.partition.accounts import assert_counted_rightly
+from tests.partition.topic_driver import (
+    TOPIC,
+    TOPIC_ENTITY,
+    A,
+    B,
+    C,
+    D,
+    TopicDriver,
+    assert_shared_rightly,
+    event,
+    text,
+)
+from tests.partition.topic_driver import rule as rule_document
 
 NEVER = 1 << 62
 WINDOW_MS = 20_000
@@ -210,7 +221,7 @@ class TopicModel(RuleBasedStateMachine):
     ) -> Written:
         self.published += 1
         message = Message(f"m{self.published}", color, n, ttl_ms)
-        properties = {name: value for name, value in (("color", color), ("n", n)) if value is not None}
+        properties: dict[str, Any] = {name: value for name, value in (("color", color), ("n", n)) if value is not None}
         scheduled_ms = self.now_ms + wait if wait else 0
         made = event(message.body, ttl_ms=ttl_ms, scheduled_ms=scheduled_ms, **properties)
         if message_id is not None:
@@ -258,7 +269,7 @@ class TopicModel(RuleBasedStateMachine):
         assert len(tokens) == len(chosen)
         batch = [self.written(*each) for each in sent]
         later = [self.written(color, n, ttl, wait or 30, name) for color, n, ttl, wait, name in told]
-        work = [
+        work: list[Operation] = [
             SettleOperation(queue_id, False, tokens, outcome, None),
             SendOperation(TOPIC, False, [[each.made for each in batch]]),
         ]

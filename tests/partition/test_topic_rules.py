@@ -1,14 +1,14 @@
 """Rules of subscriptions: what they select and change, what happens when they fail, and how they are administered."""
 
 import pytest
-from driver import MAIN, START_MS
-from topic_driver import TOPIC, TOPIC_ENTITY, A, B, TopicDriver, assert_shared_rightly, event, rule
 
 from broker.errors import EntityAlreadyExists, EntityNotFound, InvalidArgument, NotAllowed, QuotaExceeded
 from broker.partition.topics import rule_requests
 from broker.wire import Outcome
 from protocol.codec import Described, Int, Long, Symbol, Timestamp, decode_exactly
 from storage.records import NEVER, Field
+from tests.partition.driver import MAIN, START_MS
+from tests.partition.topic_driver import TOPIC, TOPIC_ENTITY, A, B, TopicDriver, assert_shared_rightly, event, rule
 
 DURATION = Described(Symbol("com.microsoft:timespan"), Long(2_000 * 10_000))
 TAKES_RED = rule("red", sql="color = 'red'")

@@ -3,16 +3,16 @@
 from typing import Any
 
 import pytest
-from driver import deliveries, run
 from hypothesis import given
 from hypothesis import strategies as st
-from topic_driver import TOPIC, A, B, C, TopicDriver, event, rule
 
 from broker.errors import QuotaExceeded
 from broker.partition.settings import PartitionSettings
 from broker.partition.topics import publishing
 from protocol.extension import extension
 from storage.store import Table
+from tests.partition.driver import deliveries, run
+from tests.partition.topic_driver import TOPIC, A, B, C, TopicDriver, event, rule
 
 RUNS = st.lists(st.lists(st.binary(max_size=40), min_size=1, max_size=8), max_size=6)
 KINDS: dict[str, tuple[dict[str, Any], list[tuple[int, list[Any], dict[str, Any]]]]] = {

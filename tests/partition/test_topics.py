@@ -1,8 +1,6 @@
 """Topics: fan-out, shared bodies, scheduled messages, limits, and entities that change or go while they are used."""
 
 import pytest
-from driver import LOCK_MS, MAIN, START_MS, Driver, message
-from topic_driver import NAMES, TOPIC, TOPIC_ENTITY, A, B, C, TopicDriver, assert_shared_rightly, event, rule
 
 from broker.errors import (
     EntityDisabled,
@@ -18,6 +16,19 @@ from broker.wire import Outcome
 from storage.lmdb_store import LmdbStore
 from storage.records import COPY_BYTES, MESSAGE_HEADER_BYTES, Field, entity_key, message_key, rule_key
 from storage.store import StoreError, Table
+from tests.partition.driver import LOCK_MS, MAIN, START_MS, Driver, message
+from tests.partition.topic_driver import (
+    NAMES,
+    TOPIC,
+    TOPIC_ENTITY,
+    A,
+    B,
+    C,
+    TopicDriver,
+    assert_shared_rightly,
+    event,
+    rule,
+)
 
 MIB = 1 << 20
 SUBSCRIPTIONS = {TOPIC_ENTITY: {A >> 3, B >> 3, C >> 3}}

@@ -3,8 +3,6 @@
 from typing import Any
 
 import pytest
-from driver import DEAD, LOCK_MS, MAIN, Delivery, Driver, define, describe, message
-from topic_driver import TOPIC, A, TopicDriver
 
 from broker.errors import (
     BrokerError,
@@ -19,7 +17,9 @@ from broker.partition.settings import PartitionSettings
 from broker.partition.transactions import MAX_MESSAGES, TIME_OUT_MS
 from broker.wire import Operation, Outcome, SendOperation, SettleOperation
 from protocol.codec import encode
+from tests.partition.driver import DEAD, LOCK_MS, MAIN, Delivery, Driver, define, describe, message
 from tests.partition.hinted_store import HintedStore
+from tests.partition.topic_driver import TOPIC, A, TopicDriver
 
 T = "transaction"
 OTHER = 2 << 3
@@ -127,9 +127,14 @@ def test_after_a_rollback_the_lock_is_as_it_was(queue):
 
 
 def test_after_a_rollback_what_the_client_has_forgotten_comes_again_as_failed(queue):
-    queue.send("a", "b")
-    queue.settle_in(Outcome.ACCEPTED, *queue.receive(2), quiet=True)
+    """Whatever else is in the transaction, before it and behind."""
+    queue.send("a", "b", "c")
+    first, second, third = queue.receive(3)
+    queue.send_in("never")
+    queue.settle_in(Outcome.ACCEPTED, third)
+    queue.settle_in(Outcome.ACCEPTED, first, second, quiet=True)
     queue.discharge(commit=False)
+    assert queue.settle(Outcome.ACCEPTED, third) == [None]
     assert [(delivery.body, delivery.delivery_count) for delivery in queue.receive(2)] == [(b"a", 1), (b"b", 1)]
 
 

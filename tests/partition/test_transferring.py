@@ -3,16 +3,16 @@
 from typing import Any
 
 import pytest
-from accounts import problems
-from driver import LOCK_MS, Delivery, message
-from forwarding_driver import Partitions, dead_letter, transfer, transfer_dead_letter, via
-from topic_driver import event, rule, text
 
 from broker.errors import EntityNotFound, NotAllowed, QuotaExceeded, TransactionRollback
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome, SendOperation, SettleOperation
 from storage.records import COPY_BYTES, Field, forwarded_key, message_expires_ms, message_key, queue_key
 from storage.store import Table
+from tests.partition.accounts import problems
+from tests.partition.driver import LOCK_MS, Delivery, message
+from tests.partition.forwarding_driver import Partitions, dead_letter, transfer, transfer_dead_letter, via
+from tests.partition.topic_driver import event, rule, text
 
 HERE, THERE, ELSEWHERE = 0, 1, 2
 PLACES = [HERE, THERE]

@@ -6,16 +6,16 @@ queue, once; at each destination in the order it was sent. Without the commit no
 
 from collections import Counter
 
-from accounts import problems
-from driver import Delivery
-from forwarding_driver import Partitions, transfer, transfer_dead_letter, via
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from turns import CountingStore
 
 from broker.partition.settings import PartitionSettings
-from broker.wire import Outcome, SendOperation, SettleOperation
+from broker.wire import Operation, Outcome, SendOperation, SettleOperation
 from tests.models import model_settings
+from tests.partition.accounts import problems
+from tests.partition.driver import Delivery
+from tests.partition.forwarding_driver import Partitions, transfer, transfer_dead_letter, via
+from tests.partition.turns import CountingStore
 
 SOURCES = {"a": 0, "x": 1}
 DESTINATIONS = {"b": 0, "c": 1, "d": 2, "e": 1}
@@ -75,7 +75,7 @@ class TransferringModel(RuleBasedStateMachine):
         bodies = [f"{name}-{self.transactions:05}-{at:02}-{to}" for at, to in enumerate(destinations)]
         sends = [[via(to, body)] for to, body in zip(destinations, bodies, strict=True)]
         tokens = [each.token for each in received]
-        operations = [
+        operations: list[Operation] = [
             SettleOperation(queue, False, tokens, Outcome.ACCEPTED, None),
             SendOperation(transfer(queue), False, sends),
         ]
@@ -92,7 +92,7 @@ class TransferringModel(RuleBasedStateMachine):
         self.net.turn(number)
 
     @rule(way=st.sampled_from(WAYS), pick=st.integers(0, 3))
-    def deliver(self, way, pick):
+    def deliver(self, way: tuple[int, int], pick: int) -> None:
         waiting = [each for each in self.net.connections.get(way, []) if each.commands]
         if waiting:
             self.net.deliver(*way, waiting[pick % len(waiting)])

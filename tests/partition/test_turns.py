@@ -1,19 +1,21 @@
 """What one turn does is bounded, whatever has piled up: entries read and messages moved are counted, not seconds."""
 
+from typing import Any
+
 import pytest
-from driver import DEAD, LOCK_MS, MAIN, START_MS, Driver, message
-from forwarding_driver import Partitions, transfer, via
-from session_driver import SessionDriver
-from turns import CountingStore
 
 from broker.partition.settings import PartitionSettings
+from tests.partition.driver import DEAD, LOCK_MS, MAIN, START_MS, Driver, message
+from tests.partition.forwarding_driver import Partitions, transfer, via
+from tests.partition.session_driver import SessionDriver
+from tests.partition.turns import CountingStore
 
 STEP = 10
 EXPIRED = 300
 BOUNDS = PartitionSettings(step=STEP)
 
 
-def turns(queue: Driver) -> list[tuple[int, bool]]:
+def turns(queue: Driver[CountingStore]) -> list[tuple[int, bool]]:
     """How many messages each pump moved, and whether it asked for another; no timer fires."""
     found = []
     more = True
@@ -33,7 +35,7 @@ def test_expired_messages_found_by_hand_out_are_moved_in_steps(sessions, dead_le
     store = CountingStore()
     driver = SessionDriver if sessions else Driver
     queue = driver(store=store, settings=BOUNDS, dead_lettering_on_message_expiration=dead_letter)
-    extra = {"session_id": "s"} if sessions else {}
+    extra: dict[str, Any] = {"session_id": "s"} if sessions else {}
     if not (sessions or restarts):
         queue.open()  # so that they are in the window
     queue.send(*[message("m", ttl_ms=50, **extra) for _ in range(EXPIRED)], message("last", **extra))

@@ -1,37 +1,36 @@
 """A record that is damaged on disk while windows, lanes or locks have its message: it leaves all of them, and once."""
 
 import pytest
-from driver import LOCK_MS, MAIN, START_MS, Delivery, Driver, message
-from forwarding_driver import Partitions, transfer, via
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from session_driver import SessionDriver
 
 from broker.errors import BrokerError
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
-from storage.memory import MemoryStore
 from storage.records import CorruptRecord, Place, decode_entry, message_key, queue_key, unpack_queue_key
-from storage.store import Table
+from storage.store import Store, Table
 from tests.models import model_settings
+from tests.partition.driver import LOCK_MS, MAIN, START_MS, Delivery, Driver, message
+from tests.partition.forwarding_driver import Partitions, transfer, via
+from tests.partition.session_driver import SessionDriver
 
 HERE, THERE, ELSEWHERE = 0, 1, 2
 
 
-def damage(store: MemoryStore, table: Table, key: bytes) -> None:
+def damage(store: Store, table: Table, key: bytes) -> None:
     value = store.get(table, key)
     assert value is not None
     store.put(table, key, value[:-1] + bytes([value[-1] ^ 1]))
     store.commit()
 
 
-def entries(store: MemoryStore, queue_id: int) -> list[tuple[Place, int]]:
+def entries(store: Store, queue_id: int) -> list[tuple[Place, int]]:
     """(place, sequence number) of all that is stored of a queue."""
     keys = [unpack_queue_key(key) for key, _ in store.scan(Table.QUEUE, b"\0", b"\xff" * 14, 10_000)]
     return [(Place(place), number) for of, place, number in keys if of == queue_id]
 
 
-def assert_counted(partition, store: MemoryStore, *queue_ids: int) -> None:
+def assert_counted(partition, store: Store, *queue_ids: int) -> None:
     partition.check()
     for queue_id in queue_ids:
         counts = partition.request("counts", 0, [queue_id], START_MS)[queue_id]
@@ -106,8 +105,10 @@ class DamageToLanes(RuleBasedStateMachine):
         if found:
             place, number = found[pick % len(found)]
             key = queue_key(self.through, place, number)
+            stored = store.get(Table.QUEUE, key)
+            assert stored is not None
             try:
-                message_id = decode_entry(store.get(Table.QUEUE, key)).message_id
+                message_id = decode_entry(stored).message_id
                 if body:
                     damage(store, Table.MESSAGES, message_key(message_id))
             except CorruptRecord:
@@ -184,8 +185,10 @@ class DamageToQueues(RuleBasedStateMachine):
         if found:
             place, number = found[pick % len(found)]
             key = queue_key(queue_id, place, number)
+            stored = store.get(Table.QUEUE, key)
+            assert stored is not None
             try:
-                message_id = decode_entry(store.get(Table.QUEUE, key)).message_id
+                message_id = decode_entry(stored).message_id
                 if body:
                     damage(store, Table.MESSAGES, message_key(message_id))
             except CorruptRecord:

@@ -1,13 +1,13 @@
 """A record that cannot be read is set aside, counted, and the rest is served."""
 
 import pytest
-from driver import DEAD, MAIN, START_MS, Driver, deliveries, message
 
 from broker.errors import MessageNotFound
 from broker.wire import Outcome
 from storage.quarantine import quarantined
 from storage.records import Place, entity_key, message_key, queue_key
 from storage.store import Table
+from tests.partition.driver import DEAD, MAIN, START_MS, Driver, deliveries, message
 
 
 def damage(queue, table, key):

@@ -1,8 +1,9 @@
 """Receivers that have their credit on another partition, and are told when there are messages here."""
 
-from driver import DEAD, LOCK_MS, Driver, message
+from collections.abc import Hashable
 
 from broker.wire import Outcome
+from tests.partition.driver import DEAD, LOCK_MS, Driver, message
 
 
 def watched(queue: Driver, *receivers: str) -> None:
@@ -11,7 +12,7 @@ def watched(queue: Driver, *receivers: str) -> None:
         queue.partition.watch(receiver)
 
 
-def told(queue: Driver) -> list[str]:
+def told(queue: Driver) -> list[Hashable]:
     """Who is told at the end of this turn; nobody has credit."""
     pumped = queue.partition.pump(queue.now_ms)
     queue.partition.commit()

@@ -3,8 +3,6 @@
 from collections import Counter
 from typing import Any
 
-from driver import Driver, define
-
 from broker.namespace.entities import SubscriptionDescription, TopicDescription
 from broker.partition.settings import PartitionSettings
 from broker.wire import Extra
@@ -22,6 +20,7 @@ from storage.records import (
     unpack_queue_key,
 )
 from storage.store import Store, Table
+from tests.partition.driver import Driver, StoreClass, define
 
 TOPIC_ENTITY = 10
 TOPIC = TOPIC_ENTITY << 3
@@ -75,13 +74,13 @@ def rule(
     }
 
 
-class TopicDriver(Driver):
+class TopicDriver(Driver[StoreClass]):
     """A queue, and the topic `news` with the subscriptions asked for. Its clock and its receivers are the driver's."""
 
     def __init__(
         self,
         *subscriptions: int,
-        store: Store | None = None,
+        store: StoreClass | None = None,
         settings: PartitionSettings | None = None,
         **topic: Any,
     ) -> None:

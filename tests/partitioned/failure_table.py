@@ -16,6 +16,7 @@ from pathlib import Path
 
 from broker.worker.home import HANGS_MS
 from tests.brokers import REPOSITORY, Broker
+from tests.cluster.machines import Cluster
 from tests.end_to_end.health import eventually, is_ready, logged, worker_of
 from tests.end_to_end.raw_peer import Closed, RawPeer, message
 from tests.own_disk import OwnDisk
@@ -44,6 +45,9 @@ NOTICED_S = STALL_S / 3 + 1  # a worker that does not answer is looked for each 
 AWAY_S = 1.5  # until a killed worker is started again
 CHANGES_WAIT_S = HANGS_MS / 1000 + 0.5  # by now it is known that the worker does not follow the first change
 DELAY_S = 0.7  # of each sync of a slow disk
+SILENCE_S = 5.0  # H
+GONE_S = SILENCE_S + 2
+FROZEN_S = GONE_S + 2
 FILE_BYTES = 8 << 20  # that stay free on a disk, and that a log may have: they fit onto a small disk
 BUSY_QUEUE = name_on(FAULTY, "busy")
 
@@ -51,8 +55,10 @@ CHECKED_S = 2.0  # in which `/readyz` has an answer, on a busy machine
 
 AT_ONCE = f"< {AT_ONCE_S:g} s"
 NOTICED, CHECKED, REPLACED, BACK, DISK = "< T/3 + 1 s", "< 1 s", "when replaced", "when back", "with the disk"
+GONE = "< H + 2 s"
 
 UNDER_WAY, AWAY, HUNG, STALLED, SLOW, FULL = "under-way", "away", "hung", "stalled", "slow", "full"
+FROZEN = "frozen"
 TITLES = {
     UNDER_WAY: "killed: under way",
     AWAY: "killed: begun while it is away",
@@ -60,6 +66,7 @@ TITLES = {
     STALLED: "hung: begun after T/3 + 1 s",
     SLOW: "slow disk",
     FULL: "full disk",
+    FROZEN: "frozen machine: under way",
 }
 Cells = dict[str, list[str]]
 """Column → a cell for each of the operations."""
@@ -139,8 +146,10 @@ def cell(column: str, outcome: Outcome) -> str:
         within = BACK
     elif column == HUNG and outcome.seconds < (NOTICED_S + STALL_S) / 2:
         within = NOTICED
+    elif column == FROZEN and outcome.seconds < GONE_S:
+        within = NOTICED if outcome.seconds < (NOTICED_S + SILENCE_S) / 2 else GONE
     else:
-        within = {HUNG: REPLACED, STALLED: REPLACED, SLOW: DISK}.get(column, "late")
+        within = {HUNG: REPLACED, STALLED: REPLACED, SLOW: DISK, FROZEN: BACK}.get(column, "late")
     shown = f"`{outcome.answer.removeprefix('com.microsoft:')}`" if outcome.answer else "yes"
     return f"{shown}, {within}"
 
@@ -262,10 +271,25 @@ def full(directory: Path, disk: OwnDisk) -> list[Outcome]:
         disk.run("mount", "--bind", str(there), str(broker.data_dir / name))
     with running(broker):
         operations = Column(broker, FULL)
-        disk.fill()
-        eventually(lambda: is_refused(broker), "nothing more is taken")
-        operations.begin()
-        return operations.end()
+        with disk.kept_full():  # what a log frees would be room
+            eventually(lambda: is_refused(broker), "nothing more is taken")
+            operations.begin()
+            return operations.end()
+
+
+def frozen(directory: Path) -> list[Outcome]:
+    """A cluster, and all processes of the worker's machine stand still. Its kernel acknowledges what it is sent."""
+    settings = f"worker_stall_timeout_ms = {STALL_S * 1000:.0f}\n{declared((FROZEN,))}"
+    silence = f"heartbeat_timeout_ms = {SILENCE_S * 1000:.0f}\n"
+    with Cluster(directory, settings, partitions=PARTITIONS, workers=WORKERS, cluster=silence) as cluster:
+        operations = Column(cluster.gateways[0], FROZEN)
+        with cluster.of(FAULTY).frozen():
+            operations.begin()
+            time.sleep(FROZEN_S)
+        outcomes = operations.end()
+        for machine in cluster.machines:
+            assert "Traceback" not in machine.log_file.read_text(), machine.log()
+        return outcomes
 
 
 def is_refused(broker: Broker) -> bool:
@@ -287,17 +311,24 @@ A broker with {PARTITIONS} partitions and {WORKERS} workers, of which one has a 
 `tests/partitioned/failure_table.py` has made the table; `tests/partitioned/test_failure_table.py` measures it again.
 
 - **killed**: the process dies. It is started again at once, and is back when its log is replayed. *Under way*: the
-  worker had got the operation, and nobody knows whether it was done (`timeout`).
+  worker had got the operation, and nobody knows whether it was done (`timeout`). Only for messages without a key
+  the worker says it when it is back: they are stored once. After 8 s without it they go to another fragment.
 - **hung**: the process does nothing. Who begins before anyone notices waits. After T/3 + 1 s at most, operations for
   this worker are refused (`server-busy`). After T the supervisor replaces it.
 - **slow disk**: each sync of the worker takes long, and so does what needs this worker. `/readyz` was asked before,
   and so knows how slow it is.
 - **full disk**: less than `store.min_free_disk_bytes` is free. What would store something is refused until there is
-  room. What is stored can be received and settled.
+  room. What is stored can be received and settled. The same holds when a store has no room for what it accepted before:
+  at first for its partition only, and for all of the worker when their log has `store.log_bytes`.
+- **frozen machine**: a namespace on several machines, and that of the worker stands still, or has lost its power or its
+  network. Nothing tells so, but no sign of life comes. H is `cluster.heartbeat_timeout_ms`. What is under way then is
+  answered as at the worker's death; what begins later is refused as busy, as under *killed*. If the worker's machine
+  goes on, the worker drops what has come meanwhile. A slow disk is no silence: signs of life do not wait for it.
 
 *yes* means that the operation works. Otherwise the client gets that condition (without `com.microsoft:`), or the HTTP
-status. Then comes the time that it takes: at once ({AT_ONCE}), at most {NOTICED[2:]} or {CHECKED[2:]}, until there is a
-new process (*{REPLACED}*, *{BACK}*), or as long as the disk (*{DISK}*). *{KEPT}*: the session stays locked.
+status. Then comes the time that it takes: at once ({AT_ONCE}), at most {NOTICED[2:]}, {GONE[2:]} or {CHECKED[2:]},
+until the process is there again (*{REPLACED}*, *{BACK}*), or as long as the disk (*{DISK}*).
+*{KEPT}*: the session stays locked.
 
 SDKs try again after `server-busy` and `timeout`. After `message-lock-lost` and `session-lock-lost` the message is
 delivered again. While a fragment is away, peek shows the messages of the others.
@@ -334,6 +365,8 @@ def measure_all(directory: Path, say: Callable[[str], None]) -> dict[str, list[O
     (directory / FULL).mkdir()
     with OwnDisk(directory / FULL) as disk:
         found[FULL] = full(directory / FULL / "broker", disk)
+    say("frozen")
+    found[FROZEN] = frozen(directory / FROZEN)
     return found
 
 

@@ -1,6 +1,7 @@
 /* Loaded by LD_PRELOAD: syncs, and writes that are synced, take longer in some processes, as on a slow disk.
 
-   SLOW_DISK  a file that says how long and where: microseconds, then ids of processes; no file, no delay
+   SLOW_DISK  a file that says how long and where: microseconds, then ids of processes, or 0 for all; no file, no
+              delay
 
    A log is written with pwrite and fdatasync, or with io_submit (storage/log/segments.py, aio.py), and the tables of a
    partition by LMDB with pwrite, pwritev and fdatasync. */
@@ -26,7 +27,7 @@ static void take_time(void)
         return;
     if (fscanf(file, "%ld", &delay_us) == 1)
         while (fscanf(file, "%ld", &process) == 1)
-            if (process == getpid())
+            if (!process || process == getpid())
                 usleep((useconds_t)delay_us);
     fclose(file);
 }

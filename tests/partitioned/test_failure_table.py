@@ -9,6 +9,7 @@ import pytest
 from tests.own_disk import own_disk_or_skip
 from tests.partitioned.failure_table import (
     AWAY,
+    FROZEN,
     FULL,
     PAGE,
     SLOW,
@@ -16,6 +17,7 @@ from tests.partitioned.failure_table import (
     Outcome,
     cell,
     documented,
+    frozen,
     full,
     hung,
     killed,
@@ -72,6 +74,11 @@ def test_a_worker_with_a_full_disk(tmp_path: Path) -> None:
             return {FULL: full(directory / "broker", disk)}
 
     is_as_documented(tmp_path, see)
+
+
+@pytest.mark.slow
+def test_a_machine_that_freezes(tmp_path: Path) -> None:
+    is_as_documented(tmp_path, lambda directory: {FROZEN: frozen(directory)})
 
 
 def test_the_page_has_every_operation() -> None:

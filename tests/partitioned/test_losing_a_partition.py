@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.gateway.links.partitioned_senders import BACK_SECONDS
 from broker.namespace.fragments import fragment_of
 from tests.brokers import Broker
 from tests.end_to_end.health import eventually, is_ready, worker_of
@@ -26,7 +27,7 @@ name = "orders"
 enable_partitioning = true
 """
 IN_FLIGHT = 20
-LONGEST_S = 2.0  # a send waits this long at most, on a busy machine
+LONGEST_S = 2.0  # a send waits this long at most beside a worker that hangs, on a busy machine
 
 
 @pytest.fixture
@@ -109,10 +110,10 @@ def test_sends_without_a_key_notice_nothing_when_a_worker_dies(broker: Broker) -
         load.stop()
     assert load.failed is None, (load.failed, broker.log())
     assert load.errors == []
-    assert load.slowest_s < LONGEST_S
+    assert load.slowest_s < BACK_SECONDS, "what was under way waits for the worker"
     found = received(broker)
     assert found.keys() >= {b"%d" % number for number in load.accepted}, "accepted and lost"
-    assert found.total() - len(found) <= 3 * IN_FLIGHT, "only what was under way may be there twice"
+    assert found.total() == len(found), "stored twice"
 
 
 def test_while_a_worker_is_away_keys_of_its_fragments_are_refused_and_others_are_not(broker: Broker) -> None:

@@ -84,7 +84,7 @@ class Books:
         if "begin" in mark:
             adds = [tuple(each) for each in mark["adds"]]
             removes = [tuple(each) for each in mark["removes"]]
-            self._open[mark["begin"]] = Operation(adds, removes, mark["values"])  # type: ignore[arg-type]
+            self._open[mark["begin"]] = Operation(adds, removes, mark["values"])
         elif "doubtful" in mark:
             self._doubtful.append(self._open.pop(mark["doubtful"]))
         elif "done" in mark:

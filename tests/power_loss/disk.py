@@ -15,6 +15,10 @@ What is not durable may have happened or not, for each loss by chance:
 - A file that is mapped for writing has any content.
 
 A sync that has not returned made nothing durable, though all of what is under way may have happened.
+
+A sync of a file that has failed made nothing durable, either, and nor does a later one, but for sizes: the kernel takes
+what had been written before for written, and every process goes on to read it. Only who writes it again and syncs it
+can know that it is on the disk.
 """
 
 import os
@@ -65,6 +69,7 @@ class Change:
     resizes: bool = False
     shrinks: bool = False
     ended: bool = False
+    given_up: bool = False  # a sync of it has failed, and none will write it any more
 
 
 class Content:
@@ -238,7 +243,7 @@ class Disk:
         node = self._by_inode.get(record.inode)
         done: list[Any] = []
         if isinstance(node, File) and Deaf.FILES not in self._deaf:
-            done = [change for change in node.pending if change.ended]
+            done = [change for change in node.pending if change.ended and not change.given_up]
         elif isinstance(node, Directory) and Deaf.DIRECTORIES not in self._deaf:
             done = [naming for naming in self._namings if naming.ended and node in naming.within]
         self._syncs[record.operation] = node, done
@@ -282,6 +287,9 @@ class Disk:
             node, done = self._syncs.pop(record.operation)
             if record.result == 0:
                 self._make_durable(node, done)
+            elif isinstance(node, File):
+                for change in done:
+                    change.given_up = not change.resizes
             return
         homeless = self._homeless.pop(record.operation, None)
         if homeless is not None and record.result >= 0:
@@ -340,6 +348,7 @@ class Disk:
                 if change in node.pending:
                     self._settle(node, change)
                     node.pending.remove(change)
+            node.content.resize(max([node.content.size, *(each.end for each in node.pending if each.given_up)]))
         elif isinstance(node, Directory):
             for naming in done:
                 if naming in self._namings:
@@ -354,6 +363,9 @@ class Disk:
                 each.end = min(each.end, change.end)
             node.content.resize(change.end)
         for start, end in change.pieces:
+            for each in node.pending[: node.pending.index(change)]:
+                if each.given_up:
+                    each.pieces = [rest for piece in each.pieces for rest in _without(piece, start, end)]
             if change.data is None:
                 node.content.write_zeros(start, end)
             else:

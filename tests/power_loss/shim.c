@@ -3,6 +3,8 @@
    POWER_LOSS_DIRECTORY  the directory, as an absolute path without symbolic links
    POWER_LOSS_TRACE      the file that gets the records; several processes append to it
    POWER_LOSS_SYNC_US    a sync takes up to this much longer, at random, so that what does not wait for it comes before
+   POWER_LOSS_FAIL       <number>:<text>: each time that a process has synced files whose paths have this text so many
+                         times, the sync is not made and fails with EIO, as on a disk that could not write
 
    An operation has two records: BEGIN with its data before the system call, END with its result after that has
    returned. Each record is one write to a descriptor with O_APPEND, so the order of records is one order of all
@@ -62,7 +64,8 @@ enum state { UNSEEN, OTHERS, OURS, OURS_DURABLE, OURS_APPENDING };
 static char directory[PATH_MAX], trace[PATH_MAX];
 static size_t directory_bytes;
 static int trace_descriptor = -1;
-static long sync_us;
+static long sync_us, fail_every, fail_count;
+static const char *fail_text;
 static uint64_t operations;
 static unsigned char states[DESCRIPTORS]; /* of each descriptor, looked up when it is first written to */
 static uint64_t inodes[DESCRIPTORS];
@@ -94,7 +97,11 @@ __attribute__((constructor)) static void begin(void)
 {
     const char *path = getenv("POWER_LOSS_DIRECTORY"), *file = getenv("POWER_LOSS_TRACE");
     const char *longest = getenv("POWER_LOSS_SYNC_US");
+    const char *fail = getenv("POWER_LOSS_FAIL");
     sync_us = longest ? atol(longest) : 0;
+    fail_text = fail ? strchr(fail, ':') : NULL;
+    if (fail_text)
+        fail_every = atol(fail), fail_text++;
     if (path && file)
         power_loss_trace(path, file);
 }
@@ -349,12 +356,28 @@ static long events_taken(long context, long least, long most, struct io_event *e
     return count;
 }
 
+static int fails(int descriptor)
+{
+    char link[64], path[PATH_MAX];
+    if (!fail_every)
+        return 0;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
+    ssize_t length = readlink(link, path, sizeof path - 1);
+    path[length > 0 ? length : 0] = 0;
+    return strstr(path, fail_text) && ++fail_count % fail_every == 0;
+}
+
 static long synced(long call, int descriptor)
 {
     if (state_of(descriptor) == OTHERS)
         return syscall(call, descriptor);
     uint64_t operation = began(SYNC, inodes[descriptor], NULL, NULL, 0, 0);
-    long result = syscall(call, descriptor);
+    long result;
+    if (fails(descriptor)) {
+        errno = EIO;
+        result = -1;
+    } else
+        result = syscall(call, descriptor);
     linger();
     return ended(SYNC, operation, inodes[descriptor], 0, 0, result);
 }

@@ -286,6 +286,29 @@ def test_a_deaf_disk_ignores_a_sync(traced, deaf, code):
     assert len({image.get("a") for image in traced.images()}) > 1
 
 
+FAILING = "f = os.open('a', W); os.fsync(here); os.pwrite(f, b'1' * 8192, 0); os.fsync(f)"
+
+
+def test_what_was_written_before_a_sync_that_failed_is_not_made_durable_by_a_later_one(traced, monkeypatch):
+    monkeypatch.setenv("POWER_LOSS_FAIL", "2:directory/a")
+    again = "os.pwrite(f, b'2' * 4096, 4096)\ntry: os.fsync(f)\nexcept OSError: os.fsync(f)"
+    traced.run(f"{FAILING}; {again}")
+    assert traced.directory.joinpath("a").read_bytes() == b"1" * 4096 + b"2" * 4096, "every process reads it"
+    found = {image["a"] for image in traced.images()}
+    assert {content[:4096] for content in found} == {b"1" * 4096}
+    assert {b"1" * 4096, b"2" * 4096} < {content[4096:] for content in found}
+    assert all(len(content) == 8192 for content in found)
+
+
+def test_what_is_written_again_after_a_sync_that_failed_is_durable(traced, monkeypatch):
+    monkeypatch.setenv("POWER_LOSS_FAIL", "2:directory/a")
+    again = "os.pwrite(f, b'2' * 4096, 4096)\ntry: os.fsync(f)\nexcept OSError: os.pwrite(f, b'2' * 4000, 4096)"
+    traced.run(f"{FAILING}; {again}\nos.fsync(f)")
+    found = {image["a"] for image in traced.images()}
+    assert {content[: 4096 + 4000] for content in found} == {b"1" * 4096 + b"2" * 4000}
+    assert {b"1" * 96, b"2" * 96} <= {content[-96:] for content in found}
+
+
 def test_what_is_not_modelled_is_not_passed_over(traced):
     with pytest.raises(UnknownOperation):
         traced.run("os.close(os.open('a', W)); os.link('a', 'b')")

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from protocol.client.connection import Connection, connect
 from protocol.client.connection_string import Anonymous, Credentials
@@ -55,6 +55,8 @@ class ScriptedPeer:
         self.server.close()
         if self.side is not None and self.side.transport is not None:
             self.side.transport.abort()
+        self.side = None
+        self.links.clear()
         await self.server.wait_closed()
 
     async def connect(self, credentials: Credentials = Anonymous(), **options: Any) -> Connection:  # noqa: B008
@@ -84,8 +86,7 @@ class _Side(asyncio.Protocol):
         self.engine = Engine(self, server=True, container_id="peer", idle_time_out_ms=peer.idle_time_out_ms)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's has all methods, but not the base class
         self.peer.side = self
 
     def data_received(self, data: bytes) -> None:

@@ -36,6 +36,22 @@ def test_detach_frees_the_link_on_both_sides(pair: Pair) -> None:
     assert not pair.client.engine.links
 
 
+@pytest.mark.parametrize("end", ["detach", "end", "free"])
+def test_what_a_link_has_told_can_be_asked_when_it_has_ended(pair: Pair, end: str) -> None:
+    """Its owner may not know yet, and proton's link is gone."""
+    ours, _ = pair.attach(sender=True)
+    assert ours.credit > 0
+    if end == "detach":
+        ours.detach()
+    elif end == "end":
+        pair.session.end()
+    pair.run()
+    if end == "free":
+        pair.client.engine.free()
+    assert ours.credit == 0
+    assert ours.remote_max_message_bytes == pair.server.max_message_bytes
+
+
 def test_an_ended_session_takes_its_links_with_it(pair: Pair) -> None:
     pair.attach(sender=True)
     pair.session.end("amqp:session:errant-link", "why")

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_usual_input import HANDLES, LIMIT_BYTES, Peer
 
 from broker.gateway.links.delivery import render_delivery
 from broker.gateway.links.pending import TakenDeliveries
@@ -36,6 +35,7 @@ from tests.fuzz.engine_cases import Server
 from tests.fuzz.mutations import session
 from tests.fuzz.test_engine_memory import attach
 from tests.protocol_engine.pair import flow
+from tests.protocol_engine.test_usual_input import HANDLES, LIMIT_BYTES, Peer
 
 pytestmark = pytest.mark.skipif(native is None, reason="the extension is not built, or is switched off")
 
@@ -219,7 +219,7 @@ def test_messages_of_a_link_that_was_removed_meanwhile_are_told():
         taken(link, *told)
         peer.engine.forget_native(link)
 
-    peer.on_message = remove  # type: ignore[method-assign]
+    peer.on_message = remove
     steps = [("plain", 1, "usual"), ("plain", 1, "unusual"), ("plain", 1, "usual"), ("plain", 2, "usual")]
     peer.push(b"".join(frames_of(steps)))
     taken_apart = take_apart(USUAL, want_message_id=True)
@@ -252,7 +252,7 @@ def test_usual_messages_of_several_transfers_are_taken(step):
     data = b"".join((first[0], second[0], *first[1:3], *second[1:], small, *first[3:], *parts_of(3, 1, large, 2)))
     peer = NativePeer()
     pythons: list[Any] = []
-    peer.engine.on_unusual = lambda *told: pythons.append(told)  # type: ignore[method-assign]
+    peer.engine.on_unusual = lambda *told: pythons.append(told)
     for at in range(0, len(data), step):
         peer.push(data[at : at + step])
     taken = take_apart(large, want_message_id=True)
@@ -298,7 +298,7 @@ def test_the_last_part_of_a_delivery_that_began_before_is_no_message():
 def test_messages_that_come_are_accepted_in_order():
     peer, reference = NativePeer(), Peer()
     told: list[Any] = []
-    reference.on_message = lambda link, delivery, *rest: told.append(delivery)  # type: ignore[method-assign]
+    reference.on_message = lambda link, delivery, *rest: told.append(delivery)
     data = b"".join(frames_of([("plain", 1, "usual")] * 5))
     for each in (peer.engine, reference.engine):
         each.push(data)
@@ -322,7 +322,7 @@ def test_messages_that_come_are_accepted_in_order():
 def test_messages_in_a_transaction_are_accepted_in_it(count):
     peer, reference = NativePeer(), Peer()
     told: list[Any] = []
-    reference.on_message = lambda link, delivery, *rest: told.append(delivery)  # type: ignore[method-assign]
+    reference.on_message = lambda link, delivery, *rest: told.append(delivery)
     for each in (peer.engine, reference.engine):
         each.push(b"".join(frames_of([("in one", 1, "usual")] * count + [("settled in one", 1, "usual")])))
     incoming = peer.links[0].incoming
@@ -624,6 +624,8 @@ def test_the_walk_finds_the_same_faults_in_dispositions(frame, changes):
             walk = FrameWalk(65536)
             begun = walk.feed(b"".join(session("orders")[:4]))
             given_ = walk.feed(bytes(changed))
+            while walk.is_interrupted:
+                given_ += walk.feed(b"")
             ends.append((begun, given_, type(walk.error)))
     assert ends[0] == ends[1]
 
@@ -662,10 +664,13 @@ def test_the_walk_reads_transfers_alike(transfers, step):
             patch.setattr(incoming_walk, "native", with_c)
             walk = FrameWalk(65536)
             walk.feed(b"".join(session("orders")[:4]) + attach(1))
-            each = [
-                (walk.feed(bytes(data[at : at + step])), walk.is_plain, list(walk.stops), type(walk.error))
-                for at in range(0, len(data), step)
-            ]
+            each = []
+            for at in range(0, len(data), step):
+                given_ = walk.feed(bytes(data[at : at + step]))
+                each.append((given_, walk.is_plain, list(walk.stops), type(walk.error)))
+                while walk.is_interrupted:
+                    given_ = walk.feed(b"")
+                    each.append((given_, walk.is_plain, list(walk.stops), type(walk.error)))
             found.append((each, walk.translated.keys()))
     assert found[0] == found[1]
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.codec import Described, UInt, ULong, encode
-from protocol.engine.incoming import is_plain_flow
+from protocol.engine.incoming import WIDE_WINDOW, plain_flow
 from protocol.engine.performatives import FLOW, checked
 from protocol.engine.proton import lib
 from protocol.errors import ProtocolError
@@ -151,19 +151,21 @@ def test_a_flow_that_is_not_read_is_valid_and_asks_for_nothing(fields, flips, mi
         if at < len(frame):
             frame[at] = value
     data = bytes(frame)
-    if not is_plain_flow(data, 0, len(data)):
+    plain = plain_flow(data, 0, len(data))
+    if plain is None:
         return
-    _, _, _, _, _, _, credit, _, drain, echo, *_ = checked(memoryview(data), 11, FLOW)
+    _, window, _, _, _, _, credit, _, drain, echo, *_ = checked(memoryview(data), 11, FLOW)
     assert not drain
     assert not echo
     assert credit is None or credit <= 0x7FFF_FFFF
+    assert (plain.lastindex is not None) is (window >= WIDE_WINDOW)
 
 
 @pytest.mark.parametrize("field", ["drain", "echo", "credit", "null", "type"])
 def test_a_flow_that_must_be_read_is_not_taken_for_a_plain_one(field):
     fields: list[Any] = [UInt(1), UInt(2000), UInt(0), UInt(2**31), UInt(0), UInt(300), UInt(9), None, False, False]
     frame = performative(0, FLOW, fields)
-    assert is_plain_flow(frame, 0, len(frame))
+    assert plain_flow(frame, 0, len(frame))
     at, value = {
         "drain": (8, True),
         "echo": (9, True),
@@ -173,7 +175,7 @@ def test_a_flow_that_must_be_read_is_not_taken_for_a_plain_one(field):
     }[field]
     fields[at] = value
     frame = performative(0, FLOW, fields)
-    assert not is_plain_flow(frame, 0, len(frame))
+    assert not plain_flow(frame, 0, len(frame))
 
 
 def test_a_malformed_flow_is_still_refused():

@@ -1,5 +1,6 @@
 import math
 import struct
+import time
 from contextlib import suppress
 from typing import Any
 from uuid import UUID
@@ -11,6 +12,8 @@ from proton import Data
 
 from protocol.codec import (
     MAX_DEPTH,
+    MAX_EMPTY_ITEMS,
+    MAX_UUID_KEYS,
     Array,
     Byte,
     Char,
@@ -35,6 +38,7 @@ from protocol.codec import (
     skip,
 )
 from protocol.errors import DecodeError, LimitExceeded, ProtocolError
+from tests.hostile_input import uuids
 
 
 def same(left: Any, right: Any) -> bool:
@@ -278,6 +282,8 @@ def test_a_char_is_one_character(text):
         ("c1 03 01 4041", "size and content differ"),
         ("c1 02 01 40", "odd number"),
         ("c1 03 02 45 40", "a key that cannot be one"),
+        ("c1 06 02 005301 40 40", "a key that cannot be one"),
+        ("c1 07 02 e0 03 01 50 05 40", "a key that cannot be one"),
         ("c1 09 04 a1016141 a1016142", "equal keys"),
         ("c0 00 00", "too small"),
         ("d0 00000003 00000000", "too small"),
@@ -315,6 +321,30 @@ def test_values_that_take_no_bytes_count():
         decode(encode([None] * 11), max_items=10)
     with pytest.raises(LimitExceeded):
         decode(encode([[None] * 6, [None] * 6]), max_items=10)
+    for constructor in ("40", "41", "42", "43", "44", "45"):
+        with pytest.raises(LimitExceeded, match="elements of an array that take no bytes"):
+            decode(bytes.fromhex("f0 00000005") + (MAX_EMPTY_ITEMS + 1).to_bytes(4, "big") + bytes.fromhex(constructor))
+    nothing = Array(type(None), (None,) * MAX_EMPTY_ITEMS)
+    assert same(decode_exactly(encode(nothing)), nothing)
+
+
+def test_descriptors_count():
+    described = Described(ULong(1), Described(ULong(2), None))
+    assert same(decode_exactly(encode([described] * 3), max_items=9), [described] * 3)
+    with pytest.raises(LimitExceeded, match="number of values"):
+        decode(encode([described] * 3), max_items=8)
+
+
+def test_keys_whose_hash_a_peer_chooses_are_few():
+    """Uuids that differ by a multiple of this have the same hash: a map of n of them takes n^2 comparisons."""
+    step = (1 << 61) - 1
+    few = {UUID(int=number * step): None for number in range(MAX_UUID_KEYS)}
+    assert len(set(map(hash, few))) == 1
+    assert decode_exactly(encode(few)) == few
+    began = time.process_time()
+    with pytest.raises(LimitExceeded, match="uuids that are keys of a map"):
+        decode(uuids(20_000))
+    assert time.process_time() - began < 1.0
 
 
 @pytest.mark.parametrize("chain", [b"\x00", b"\x00\x53\x01"])

@@ -360,6 +360,9 @@ def test_everything_but_the_body_may_have_64_kib():
         take_apart(section(PROPERTIES, [None, None, "x" * 70_000]) + BODY)
     with pytest.raises(HeaderTooLarge):
         take_apart(section(APPLICATION, {str(n): "x" * 20_000 for n in range(4)}) + BODY)
+    each_is_small = section(ANNOTATIONS, {Symbol("a"): b"x" * 40_000}) + section(APPLICATION, {"b": "x" * 30_000})
+    with pytest.raises(HeaderTooLarge):
+        take_apart(each_is_small + BODY)
 
 
 def test_one_application_property_may_have_32_kib():

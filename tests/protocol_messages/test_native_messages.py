@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_intake import messages
 
 from broker.gateway.links.delivery import render_delivery
 from protocol.codec import Described, Symbol, Timestamp, UByte, ULong, encode
@@ -14,6 +13,7 @@ from protocol.errors import ProtocolError
 from protocol.message.intake import take_apart
 from protocol.message.layout import LAYOUT
 from storage.records import NEVER, encode_message
+from tests.protocol_messages.test_intake import messages
 
 pytestmark = pytest.mark.skipif(native is None, reason="the extension is not built, or is switched off")
 

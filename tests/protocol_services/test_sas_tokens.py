@@ -239,6 +239,10 @@ def test_a_resource_without_a_scheme_begins_with_the_host(resource, audience, en
         ("/localhost", "sb://localhost/queue"),
         ("localhost2", "sb://localhost2/queue"),
         ("queue/sb://localhost", "sb://localhost/other"),
+        ("tenant1.inbox", "sb://localhost/other"),
+        ("tenant1.inbox", "sb://tenant1.inbox/"),  # the client chooses what it calls us
+        ("broker.example.com/queue", "sb://broker.example.com/queue"),  # nor do we know this name
+        ("contoso%2Eservicebus.windows.net/queue", "sb://contoso.servicebus.windows.net/queue"),
         ("x:y/queue", "sb://x/queue"),
     ],
 )
@@ -260,7 +264,7 @@ def covered(resource: str, audience: str) -> bool:
 
 
 @settings(max_examples=300)
-@given(st.sampled_from(["localhost", "a.b", "host:5672"]), PATHS, PATHS)
+@given(st.sampled_from(["localhost", "127.0.0.1", "host:5672", "a.servicebus.windows.net"]), PATHS, PATHS)
 def test_with_and_without_a_scheme_a_resource_covers_the_same(host, path, asked):
     audience = f"amqps://anything/{asked}"
     assert covered(f"{host}/{path}", audience) == covered(f"sb://{host}/{path}", audience)
@@ -271,5 +275,6 @@ def test_with_and_without_a_scheme_a_resource_covers_the_same(host, path, asked)
 def test_a_path_alone_covers_nothing_outside_of_it(path, asked):
     """Whatever the client calls the host: in its audience it can write what it likes."""
     for audience in (f"sb://{asked}", f"sb://x/{asked}", asked):
-        if covered(f"queue/{path}", audience):
-            assert covers(resource_path(f"sb://x/queue/{path}"), resource_path(audience))
+        for first in ("queue", "tenant1.inbox", "v1.0"):
+            if covered(f"{first}/{path}", audience):
+                assert covers(resource_path(f"sb://x/{first}/{path}"), resource_path(audience))

@@ -4,12 +4,11 @@ import asyncio
 import time
 from pathlib import Path
 
-from everything import PARTITIONS, mark
-
 from protocol.client.messages import Message
 from storage.capture.reading import captured
 from tests.brokers import Broker
 from tests.pairing.commands import Command
+from tests.restoring.everything import PARTITIONS, mark
 
 WAIT_S = 120.0
 

@@ -4,10 +4,10 @@ import shutil
 import signal
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
-from written import EPOCH, NAMESPACE, Written, at, captured_orders, define
 
 from broker.catalog.catalog import Definition
 from broker.cli.all_commands import app
@@ -32,8 +32,9 @@ from storage.records import (
     unpack_queue_key,
 )
 from storage.store import Table
-from tests.capture.synthetic_rows import BEGIN
+from tests.capture.synthetic_rows import BEGIN, EPOCH
 from tests.pairing.commands import Command
+from tests.restoring.written import NAMESPACE, Written, at, captured_orders, define
 
 ORDERS = queue_id_of(1)
 ALL = (b"", b"\xff" * 16, 1 << 20)
@@ -345,8 +346,8 @@ def test_a_dead_letter_keeps_its_reason_and_a_delayed_message_its_time(tmp_path)
 
     written = captured_orders(tmp_path / "none")
     dead = {Field.PROPERTIES: {"DeadLetterReason": "bad"}, Field.DEAD_LETTER_SOURCE: "orders"}
-    origin = {"originEntity": "orders", "originSubQueue": "active", "originSequenceNumber": 1}
-    values = {"subQueue": "deadletter", "reason": "deadlettered", "overlay": msgpack.packb(dead)}
+    origin: dict[str, Any] = {"originEntity": "orders", "originSubQueue": "active", "originSequenceNumber": 1}
+    values: dict[str, Any] = {"subQueue": "deadletter", "reason": "deadlettered", "overlay": msgpack.packb(dead)}
     written.row("enqueued", 1, deliveryCount=4, **values, **origin)
     written.row("deadlettered", 1, reason="bad")
     returns_ms = int(at(3600).timestamp() * 1000)

@@ -4,12 +4,12 @@ import asyncio
 import shutil
 
 import pytest
-from capture_and_restore import as_it_was, capture_all, restore
-from everything import CONFIG, connected, load, made, names_in, seen, settled
 
 from protocol.client.messages import Message
 from storage.maintenance import verify
 from tests.brokers import Broker
+from tests.restoring.capture_and_restore import as_it_was, capture_all, restore
+from tests.restoring.everything import CONFIG, connected, load, made, names_in, seen, settled
 
 ACTIVE, DEFERRED = 0, 1  # of the annotation x-opt-message-state
 

@@ -1,12 +1,12 @@
 """What the rules of a topic may cost together for one message: steps are counted, not seconds."""
 
 import pytest
-import rule_reference as reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.rules import ActionError, FilterError, MessageView, Rule, RuleSet, compile_action, compile_filter
 from broker.rules.like import like
+from tests.rules import rule_reference as reference
 
 LONG = "a" * 32_768
 

@@ -1,13 +1,13 @@
 """Any expression has the result that the slow interpreter finds for it."""
 
 import pytest
-import rule_reference as reference
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from broker.rules import FilterError, MessageView, Rule, RuleSet, RuleSyntaxError, compile_action, compile_filter
 from broker.rules.syntax import MAX_CHARACTERS
 from protocol.codec import Float, Int, Long, Short, Symbol, UInt, encode
+from tests.rules import rule_reference as reference
 
 NAMES = ["a", "b", "c", "d"]
 # How a property is written: the reference knows it by that, in lower case.

@@ -1,8 +1,8 @@
 import pytest
-from rule_table import MESSAGE, PARAMETERS, PROPERTIES, ROWS, USER, E, S
 
 from broker.rules import FilterError, MessageView, RuleSyntaxError, compile_filter
 from protocol.codec import encode
+from tests.rules.rule_table import MESSAGE, PARAMETERS, PROPERTIES, ROWS, USER, E, S
 
 
 def result(expression, message):

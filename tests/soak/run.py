@@ -76,12 +76,7 @@ def run(
                 samples.append(sample(broker, load, now))
                 say(line(samples[-1]))
                 next_sample += every_s
-        drained = True
-        try:
-            load.drain()
-        except TimeoutError as timeout:
-            drained = False
-            found.append(str(timeout))
+        drained = load.drained(found)
         if {process.pid for process in broker.processes()} != pids:
             found.append("a process of the broker died and was started again")
     lost = Counter(reason for reason in load.lost_links if not reason.endswith(BROKEN_BY_US))

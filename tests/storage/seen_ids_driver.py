@@ -1,6 +1,9 @@
 """Message ids of one entity, driven as a partition drives them; their clock stands until a test moves it."""
 
 import random
+from typing import Generic, cast
+
+from typing_extensions import TypeVar
 
 from storage.memory import MemoryStore
 from storage.records import NEVER, decode_manifest
@@ -12,17 +15,19 @@ ENTITY = 7
 TABLES = (Table.DUPLICATE_LOG, Table.DUPLICATE_RUNS, Table.DUPLICATE_CHUNKS, Table.DUPLICATE_FILTERS)
 SMALL = SeenLimits(run_ids=4, fan_out=2, chunk_ids=2, step_ids=3)
 
+StoreClass = TypeVar("StoreClass", bound=MemoryStore, covariant=True, default=MemoryStore)
+
 
 def digests(count: int, seed: int = 1) -> list[bytes]:
     source = random.Random(seed)
     return [source.randbytes(16) for _ in range(count)]
 
 
-class Ids:
+class Ids(Generic[StoreClass]):
     """Ids of one entity, that know the time and go on from what the store holds."""
 
-    def __init__(self, limits: SeenLimits = SMALL, store: MemoryStore | None = None) -> None:
-        self.store = store or MemoryStore()
+    def __init__(self, limits: SeenLimits = SMALL, store: StoreClass | None = None) -> None:
+        self.store = store or cast(StoreClass, MemoryStore())
         self.limits = limits
         self.now_ms = 1000
         self.number = 0

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from partition_contents import QUEUE_ID, add_message, open_store, put_counts
 
 from storage.apart import ProcessDied, apart
 from storage.data_dir import Description, partition_path
@@ -20,6 +19,7 @@ from storage.maintenance import Report, verify
 from storage.pages import check_pages
 from storage.records import Counts, Place, message_key, queue_key
 from storage.store import Table
+from tests.storage.partition_contents import QUEUE_ID, add_message, open_store, put_counts
 
 PAGE = 4096
 META, BRANCH, LEAF, OVERFLOW = 0x08, 0x01, 0x02, 0x04

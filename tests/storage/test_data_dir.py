@@ -5,7 +5,6 @@ import stat
 from pathlib import Path
 
 import pytest
-from partition_contents import said, start
 
 from storage.data_dir import (
     DataDirectory,
@@ -19,6 +18,7 @@ from storage.data_dir import (
     read_description,
 )
 from storage.durable import write_file
+from tests.storage.partition_contents import said, start
 
 
 def mode(path: Path) -> int:
@@ -203,11 +203,36 @@ def test_a_directory_of_the_layout_without_logs_is_opened_and_refused_by_brokers
     assert json.loads(file.read_text()) == {"layout-version": 2, "partitions": 2}
 
 
-def test_partitions_without_a_description_are_not_taken_over(tmp_path: Path) -> None:
-    (tmp_path / "partitions").mkdir()
-    with pytest.raises(UnknownLayout, match=r"has partitions/ but no peeklock\.json"):
+@pytest.mark.parametrize("name", ["partitions", "logs"])
+def test_partitions_and_logs_without_a_description_are_not_taken_over(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(UnknownLayout, match=rf"has {name}/ but no peeklock\.json"):
         DataDirectory(tmp_path, partitions=1)
     assert not (tmp_path / "peeklock.json").exists()
+
+
+def test_the_stores_that_were_made_are_noted_and_stay_so(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    with DataDirectory(path, partitions=4) as directory:
+        assert directory.is_new
+        assert directory.described().stores is None
+        for number in range(4):
+            directory.partition_path(number).mkdir()
+        directory.note_stores((0, 2))
+        directory.note_stores((1,))
+    with DataDirectory(path, partitions=4) as directory:
+        assert not directory.is_new
+        assert directory.described().stores == (0, 1, 2)
+    with DataDirectory(path, partitions=6) as directory:
+        directory.grow()
+        assert directory.described() == Description(6, stores=(0, 1, 2))
+
+
+@pytest.mark.parametrize("stores", ["null", "2", '"0"', "[2]", "[-1]", "[true]", '["0"]', "[0.5]"])
+def test_a_description_with_stores_that_cannot_be_is_refused(tmp_path: Path, stores: str) -> None:
+    (tmp_path / "peeklock.json").write_text(f'{{"layout-version": 2, "partitions": 2, "stores": {stores}}}')
+    with pytest.raises(UnknownLayout, match="the partitions in it are"):
+        DataDirectory(tmp_path, partitions=2)
 
 
 def test_the_description_is_for_people_to_read(tmp_path: Path) -> None:

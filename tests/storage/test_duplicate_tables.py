@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from partition_contents import open_store
 
 from storage.data_dir import Description, partition_path
 from storage.durable import write_file
@@ -30,6 +29,7 @@ from storage.records import (
 from storage.seen_ids import SeenIds
 from storage.seen_runs import SeenLimits, SeenMemory
 from storage.store import Table
+from tests.storage.partition_contents import open_store
 
 ENTITY, PLAIN, GONE = 1, 2, 3
 END_MS = 1000

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import lmdb
 import pytest
-from partition_contents import add_message, open_store, said, start
 
 from storage.lmdb_store import (
     DATA_FILE,
     RESERVED_BYTES,
     LmdbStore,
     StoreInUse,
+    StoreMissing,
     TablesSnapshot,
     UnknownFormat,
     WrongPartition,
@@ -32,6 +32,7 @@ from storage.records import (
     message_key,
 )
 from storage.store import StoreDamaged, StoreError, StoreFull, Table
+from tests.storage.partition_contents import add_message, open_store, said, start
 
 END = b"\xff" * 16
 MEBIBYTE = 1 << 20
@@ -168,12 +169,17 @@ def test_a_file_of_nonsense_is_refused_and_left_untouched(tmp_path: Path, conten
 
 
 def test_a_missing_store_is_made_only_when_asked(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="No such file"):
+    with pytest.raises(StoreMissing, match="No such file"):
         open_store(tmp_path / "0", create=False)
+    assert not (tmp_path / "0").exists()
     (tmp_path / "1").mkdir()
-    with pytest.raises(StoreError, match="no store here"):
+    with pytest.raises(StoreMissing, match=r"data\.mdb: No such file.*: no store here"):
         open_store(tmp_path / "1", create=False)
     assert not (tmp_path / "1" / DATA_FILE).exists()
+    (tmp_path / "1" / DATA_FILE).touch()
+    with pytest.raises(StoreMissing, match=r"data\.mdb: is empty: no store here"):
+        open_store(tmp_path / "1", create=False)
+    assert (tmp_path / "1" / DATA_FILE).stat().st_size == 0
 
 
 def test_a_creation_that_was_interrupted_is_begun_anew(tmp_path: Path) -> None:

@@ -6,15 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from partition_contents import (
-    LAYOUT,
-    QUEUE_ID,
-    make_data_directory,
-    open_store,
-    put_counts,
-    said,
-    start,
-)
 
 from storage.data_dir import DataDirectory, NetworkFileSystem, UnknownLayout, partition_path
 from storage.findings import FINDINGS_KEPT, Problem
@@ -53,6 +44,15 @@ from storage.records import (
     staged_key,
 )
 from storage.store import Table
+from tests.storage.partition_contents import (
+    LAYOUT,
+    QUEUE_ID,
+    make_data_directory,
+    open_store,
+    put_counts,
+    said,
+    start,
+)
 
 
 def contents(path: Path, partition: int) -> list[list[tuple[bytes, bytes]]]:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from partition_contents import add_message, make_data_directory, put_counts, said, start
 
 from storage.data_dir import partition_path
 from storage.findings import Problem
@@ -18,6 +17,7 @@ from storage.maintenance import BackupDamaged, backup, restore, verify
 from storage.records import LOG_POSITION_KEY, Counts, encode_document, message_key
 from storage.store import Store, StoreDamaged, Table
 from tests.logs import MAP_BYTES, attached_tables, checkpoint, crash, open_log, open_tables
+from tests.storage.partition_contents import add_message, make_data_directory, put_counts, said, start
 
 
 def add(store: Store, number: int) -> None:

@@ -1,8 +1,6 @@
 """Message ids that were seen: found until their windows end, whatever becomes of where they are."""
 
 import pytest
-from partition_contents import start
-from seen_ids_driver import ENTITY, SMALL, TABLES, Ids, digests
 
 from storage.memory import MemoryStore
 from storage.records import (
@@ -21,6 +19,8 @@ from storage.records import (
 from storage.seen_ids import LONGEST_WINDOW_MS, PURGE_EVERY_MS, SeenIds, free_ids
 from storage.seen_runs import SeenLimits, SeenMemory, filter_bytes_for
 from storage.store import Table
+from tests.storage.partition_contents import start
+from tests.storage.seen_ids_driver import ENTITY, SMALL, TABLES, Ids, digests
 
 OTHER = 8
 
@@ -48,6 +48,17 @@ def test_each_digest_of_those_that_begin_alike_is_found():
         ids.add(*many[at : at + 5])
         ids.work()
     assert ids.find(*many) == {digest: number for number, digest in enumerate(many[:40], 1)}
+
+
+def test_all_recent_ids_are_known_after_a_restart():
+    """More than are read at once."""
+    ids = Ids(SeenLimits(run_ids=1000, fan_out=2, chunk_ids=2, step_ids=3))
+    many = digests(200)
+    for each in many:
+        ids.add(each)
+    assert ids.records(Table.DUPLICATE_RUNS) == []
+    ids.start()
+    assert ids.find(*many) == {digest: number for number, digest in enumerate(many, 1)}
 
 
 def test_an_id_that_came_again_is_found_under_its_new_number():

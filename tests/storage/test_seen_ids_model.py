@@ -2,12 +2,12 @@
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from seen_ids_driver import TABLES, Ids, digests
 
 from storage.records import NEVER
 from storage.seen_ids import PURGE_EVERY_MS
 from storage.seen_runs import SeenLimits
 from tests.models import model_settings
+from tests.storage.seen_ids_driver import TABLES, Ids, digests
 
 # Some differ in one half only, some in the last byte; two are the lowest and the highest that there are.
 DIGESTS = sorted(

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from partition_contents import LAYOUT, open_store
 
 from storage.data_dir import Description, partition_path
 from storage.durable import write_file
@@ -40,6 +39,7 @@ from storage.records import (
     unpack_session_key,
 )
 from storage.store import Table
+from tests.storage.partition_contents import LAYOUT, open_store
 
 ENTITY, PLAIN, TOPIC, SUBSCRIPTION = 1, 2, 3, 4
 MAIN, DEAD = ENTITY << 3, ENTITY << 3 | Part.DEAD_LETTER

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from partition_contents import LAYOUT, open_store
 
 from storage.data_dir import Description, partition_path
 from storage.durable import write_file
@@ -32,6 +31,7 @@ from storage.records import (
     rule_key,
 )
 from storage.store import Table
+from tests.storage.partition_contents import LAYOUT, open_store
 
 TOPIC, ONE, TWO = 1, 2, 3
 RECORD = encode_message(1, NEVER, LAYOUT, b"body")

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from partition_contents import open_store
 
 from storage.log.logged_store import LoggedStore
 from storage.memory import MemoryStore
 from storage.quarantine import quarantine, quarantined
 from storage.store import Store, StoreError, Table
 from tests.logs import checkpoint, log_of, open_logged_store
+from tests.storage.partition_contents import open_store
 
 END = b"\xff" * 16
 

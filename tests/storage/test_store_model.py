@@ -6,7 +6,6 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from partition_contents import open_store
 
 from storage.log.commit_log import LogLimits
 from storage.memory import MemoryStore
@@ -16,6 +15,7 @@ from tests.logs import checkpoint, crash, log_of, open_logged_store
 from tests.models import model_settings
 from tests.storage.entered import entries
 from tests.storage.entered import keys as keys_of
+from tests.storage.partition_contents import open_store
 
 tables = st.sampled_from([Table.MESSAGES, Table.QUEUE])
 keys = st.one_of(

@@ -7,7 +7,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from partition_contents import QUEUE_ID, add_message, open_store, put_counts
 
 from storage.data_dir import Description, partition_path
 from storage.durable import write_file
@@ -15,6 +14,7 @@ from storage.lmdb_store import DATA_FILE
 from storage.records import Counts, Place, message_key, queue_key
 from storage.store import Table
 from tests.damaged_stores import damage, lone_branch
+from tests.storage.partition_contents import QUEUE_ID, add_message, open_store, put_counts
 
 PAGE = 4096
 LEAF = 0x02

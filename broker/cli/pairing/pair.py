@@ -22,6 +22,7 @@ from broker.cli.pairing.options import (
 )
 from broker.cli.target import CaFileOption
 from broker.settings.config import LogLevel
+from protocol.host_names import DEFAULT_HOST_NAMES, is_pattern
 
 if TYPE_CHECKING:
     from broker.tls import ServerTls
@@ -59,6 +60,17 @@ def pair(
         ),
     ] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="The key of that, PEM.")] = None,
+    host_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--host-name",
+            metavar="NAME",
+            help="A name of the primary or the sidecar, such as queues.example.com or *.example.com, with which tokens "
+            "without a scheme may begin; may be repeated. Known are that of the primary's connection string, those of "
+            f"--tls-certificate and --listen, and {', '.join(DEFAULT_HOST_NAMES)}.",
+            show_default=False,
+        ),
+    ] = None,
     ops_host: OpsHostOption = "127.0.0.1",
     ops_port: OpsPortOption = None,
     log_level: LogLevelOption = LogLevel.INFO,
@@ -72,6 +84,9 @@ def pair(
     if context.invoked_subcommand is not None:
         return
     host, port = _address(listen)
+    names = tuple(host_name or ())
+    if wrong := [each for each in names if not is_pattern(each)]:
+        fail(f"--host-name: {wrong[0]!r} is no name of a host, nor one with *. before it", WRONG_USE)
     first, second = namespaces(primary, secondary, primary_http, secondary_http, ca)
     from broker.pairing.options import InvalidPairing, PairingOptions
     from broker.pairing.pairing import name_of
@@ -92,7 +107,8 @@ def pair(
     from broker.pairing.sidecar.service import Setup
 
     try:
-        stand(Setup(host, port, first, second, options, name, tls), log_level, ops_host, ops_port)
+        setup = Setup(host, port, first, second, options, name, tls, (*DEFAULT_HOST_NAMES, *names))
+        stand(setup, log_level, ops_host, ops_port)
     except InvalidPairing as error:
         fail(str(error))
     except OSError as error:

@@ -10,7 +10,7 @@ import uvloop
 
 from broker.child import collect_rarely
 from broker.cli.pairing.operations import Operations, end_by_signals, serve_operations
-from broker.gateway.descriptors import raise_limit
+from broker.gateway.limits.descriptors import raise_limit
 from broker.logging import configure_logging, get_logger
 from broker.pairing.sidecar.service import Setup, Sidecar
 from broker.settings.config import ConfigurationError, Log, LogLevel

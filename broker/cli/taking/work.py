@@ -10,7 +10,6 @@ from contextlib import aclosing
 from typing import Final
 
 from broker.cli.messages import counted, is_dead_letter
-from broker.cli.output import printable
 from broker.cli.progress import Bar
 from broker.cli.taking.held import Held
 from broker.cli.taking.selection import (
@@ -24,6 +23,7 @@ from broker.cli.taking.selection import (
     numbered,
 )
 from broker.cli.taking.taken import Taken
+from broker.printable import printable
 from protocol import conditions
 from protocol.client.browsing import fragment_of, last_numbers
 from protocol.client.connection import Connection

@@ -1,5 +1,7 @@
 """A link to an entity."""
 
+from collections.abc import Callable
+
 from broker.errors import BrokerError
 from broker.gateway.host import Host
 from broker.gateway.namespace import Entity
@@ -20,6 +22,9 @@ class EntityLink:
         self.paths = [address.resource]  # the client needs the right on these as long as the link exists
         self.queue = entity.queue(address.part)
         self.metrics = connection.gateway.metrics.entity(entity.name)
+        # From `wind_up` on: what the client asks for now came too late and has no effect.
+        self.is_ending = False
+        self._end: Callable[[], None] | None = None
 
     @property
     def tracker(self) -> str:
@@ -28,3 +33,26 @@ class EntityLink:
     def detach(self, error: BrokerError) -> None:
         """End the link from our side."""
         self.connection.detach(self.link, error, self.tracker)
+
+    @property
+    def owes_answers(self) -> bool:
+        """Something that the client has asked for is not answered yet."""
+        return False
+
+    def wind_up(self, end: Callable[[], None]) -> None:
+        """The link ends from our side: call `end` when what the client has asked for until now is answered.
+
+        It may be done already, and the client would never hear of it.
+        """
+        if self.is_ending:
+            return
+        self.is_ending, self._end = True, end
+        self.link.take_over()
+        self.end_if_answered()
+
+    def end_if_answered(self) -> None:
+        """To be called at the end of a turn in which something was answered."""
+        end = self._end
+        if end is not None and not self.link.closed and not self.owes_answers:
+            self._end = None
+            end()

@@ -64,7 +64,7 @@ class Intake:
         # What was posted waits now, and its answer looks at the credit again.
         if not is_posted and (free := self.credit_due(waiting)) and not self.link.closed:
             self.link.grant(free)
-        if self.is_overrun:
+        if self.is_overrun and not self.link.closed:
             self.connection.overrun.add(self)
 
     def credit_due(self, waiting: int) -> int:

@@ -26,12 +26,14 @@ class PartitionedReceiver(ClientReceiver):
 
     is_spread = True
 
-    def __init__(self, connection: Host, link: Link, entity: Entity, address: Address) -> None:
+    def __init__(
+        self, connection: Host, link: Link, entity: Entity, address: Address, selector: str | None = None
+    ) -> None:
         self._shares = Shares(entity.partitions)
         self._recalls = dict.fromkeys(entity.partitions, 0)  # the number of recalls of each fragment
         self._will_rest = False  # a timer for that runs
         self._will_spread = False  # the same
-        super().__init__(connection, link, entity, address, entity.partitions)
+        super().__init__(connection, link, entity, address, entity.partitions, selector)
         self._by_prefix = {channel.partition.to_bytes(2, "big"): channel for channel in self._channels}
         self._rest_later()
 
@@ -49,13 +51,14 @@ class PartitionedReceiver(ClientReceiver):
     def grant(self) -> None:
         self._may_get_more = False
         link = self.link
-        if link.closed:
+        if link.closed or self.is_ending:
             return
-        if self._is_blocked:
-            self._wait_until_unblocked()
+        transfers = link.session.room
+        if self._must_wait(transfers):
+            self._shares.is_draining = False  # it has ended, or begins again
             self._spread(0)
             return
-        room = self._room()
+        room = self._room(self._shares.granted, transfers)
         if room <= 0:
             self._rest_later()
         if link.drain:
@@ -63,7 +66,7 @@ class PartitionedReceiver(ClientReceiver):
             if not self._shares.is_drained(room):
                 return
             link.drained()
-            room = self._room()  # none; who has said meanwhile that it has messages waits for an answer
+            room = 0  # who has said meanwhile that it has messages waits for an answer
         self._shares.is_draining = False
         self._spread(room)
 
@@ -90,7 +93,9 @@ class PartitionedReceiver(ClientReceiver):
 
         def rest() -> None:
             self._will_rest = False
-            if not (self._closing or self.link.closed) and self._room() <= 0:
+            if self._closing or self.link.closed:
+                return
+            if self._room(self._shares.granted, self.link.session.room) <= 0:
                 self._do(self._shares.rest())
 
         self.connection.later(REST_SECONDS, rest)
@@ -124,6 +129,11 @@ class PartitionedReceiver(ClientReceiver):
         self._shares.returned(channel.partition, is_used_up)
         self.ask()
 
+    def _recall(self, channel: ReceiverChannel) -> None:
+        if self._shares.stop(channel.partition):
+            channel.drain(channel.delivered)
+            self._expect_answer(channel.partition)
+
     def on_available(self, channel: ReceiverChannel) -> None:
         self._shares.available(channel.partition, time.monotonic())
         self.ask()
@@ -149,6 +159,10 @@ class PartitionedReceiver(ClientReceiver):
             of.setdefault(token[:2], []).append(token)
         for prefix, those in of.items():
             self._by_prefix[prefix].accept(those, runs.count_of(those), is_quiet)
+
+    def on_detach(self, broken: bool = False, unsent: int = 0) -> None:
+        super().on_detach(broken, unsent)
+        self._by_prefix.clear()
 
     def on_worker_lost(self, channel: ReceiverChannel) -> None:
         self._shares.lost(channel.partition)

@@ -1,13 +1,16 @@
 """Links on which clients send to a partitioned entity.
 
 A message with a key goes to the fragment of its key. Any other goes to each fragment in turn, and to the next one if a
-fragment is down, full or busy (PE4 of Service Bus): its client sees no error while any fragment can take it. A message
-whose fragment ended before it answered, or does not answer for long (PE13), is sent again, too. It may then be stored
-twice, as after a time-out of any client that tries again. With duplicate detection each message has a key, so this
-cannot happen.
+fragment is down, full or busy (PE4 of Service Bus): its client sees no error while any fragment can take it.
+
+If a fragment ends before it answers, it is asked what it has stored as soon as it is back (`wire.Mark`), and only the
+rest is sent again. Only if it is not back soon, or does not answer for long (PE13), a message goes to another fragment
+without an answer of the first. It may then be stored twice, as after a time-out of any client that tries again. With
+duplicate detection each message has a key, so this cannot happen.
 """
 
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -34,8 +37,11 @@ from protocol.engine.native import address_of, native
 # the fragment it would hand them out in several turns.
 SHARED_EARLY_BYTES = 2 * EARLY_BYTES
 AVOID_SECONDS = 1.0  # a fragment that refused a message is not tried again for this time, if there are others
+# Messages whose fragment has ended wait for it so long. A worker that is started anew is back in about a second, and in
+# less than this if it has ended some times in a row.
+BACK_SECONDS = 8.0
 
-# The fragment could not take the message; another one may. `OutcomeUnknown`: it ended, so it is not there.
+# The fragment could not take the message, or did not say; another one may take it.
 _NOT_HERE = (ServerBusy, QuotaExceeded, PartitionParked, OutcomeUnknown)
 
 
@@ -50,7 +56,10 @@ class _Parts:
 class _Command:
     """Deliveries that were sent to a fragment together. A batch is one delivery of several messages."""
 
-    __slots__ = ("deliveries", "has_key", "has_moved", "is_batch", "messages", "parts", "since", "size_bytes", "tried")
+    __slots__ = (
+        "deliveries", "has_key", "has_moved", "is_batch", "mark", "messages", "number", "parts", "since", "size_bytes",
+        "tried",
+    )  # fmt: skip
 
     def __init__(self, has_key: bool, is_batch: bool, since: float, tried: tuple[int, ...] = ()) -> None:
         self.has_key = has_key
@@ -62,6 +71,8 @@ class _Command:
         self.messages: list[Any] | RunMessages = []
         self.size_bytes = 0
         self.has_moved = False  # another fragment has it now, and only that one's answer counts
+        self.mark: int | None = None  # see `SendMarks`
+        self.number = 0  # with a mark: that of the first delivery
 
     def add(self, delivery: Delivery | None, message: Any, size_bytes: int) -> None:
         """A message that Python has taken apart, in a command of such messages."""
@@ -74,7 +85,8 @@ class _Command:
     def split(self, count: int) -> "_Command":
         """Remove the first `count` deliveries; returns a command of them."""
         first = _Command(self.has_key, self.is_batch, self.since, self.tried)
-        first.has_moved = self.has_moved
+        first.has_moved, first.mark, first.number = self.has_moved, self.mark, self.number
+        self.number += count
         share = self.size_bytes * count // len(self.deliveries)
         first.deliveries, self.deliveries = self.deliveries[:count], self.deliveries[count:]
         first.messages, self.messages = self.messages[:count], self.messages[count:]
@@ -95,8 +107,11 @@ class FragmentChannel(LinkChannel):
     def __init__(self, sender: "PartitionedSender", partition: int) -> None:
         super().__init__(sender.connection, partition)
         self._sender = sender
+        self._marks = sender.connection.gateway.router.marks(partition)
         self._gathering: _Command | None = None  # messages with keys
         self._sent: deque[_Command] = deque()
+        # What was under way without a key when the worker ended, and the time until which it waits (time.monotonic).
+        self._unknown: list[tuple[_Command, float]] = []
         self.unanswered = 0
         self.avoided_until = 0.0  # by time.monotonic
 
@@ -137,10 +152,17 @@ class FragmentChannel(LinkChannel):
             self.post(command)
 
     def post(self, command: _Command) -> None:
-        if self._post(command):
-            self._sent.append(command)
-        else:
+        if not command.has_key and self.worker.knows_marks:
+            self._post_mark(command)
+        self._sent.append(command)
+        if not self._post(command):
+            self._sent.pop()
             self._end(command, ServerBusy(error_texts.SERVER_BUSY))
+
+    def _post_mark(self, command: _Command) -> None:
+        marks, count = self._marks, len(command.deliveries)
+        command.mark = command.number = marks.begin(count)
+        self.worker.post(wire.mark(self.partition, self.number, marks.sender, command.mark, count, marks.below))
 
     def _post(self, command: _Command) -> bool:
         messages, queue = command.messages, self._sender.queue
@@ -163,6 +185,7 @@ class FragmentChannel(LinkChannel):
 
     def _end(self, command: _Command, error: BrokerError | None) -> None:
         self.unanswered -= len(command.deliveries)
+        self._end_mark(command)
         if command.has_moved:
             return
         if isinstance(error, _NOT_HERE):
@@ -174,8 +197,65 @@ class FragmentChannel(LinkChannel):
 
     def on_worker_lost(self) -> None:
         lost, self._sent = self._sent, deque()
+        until = time.monotonic() + BACK_SECONDS
+        waits = False
         for command in lost:
-            self._end(command, OutcomeUnknown(error_texts.OUTCOME_UNKNOWN))
+            if command.mark is None or command.has_moved:
+                self._end_unknown(command)
+            else:
+                self._unknown.append((command, until))
+                waits = True
+        if waits:
+            self.connection.later(BACK_SECONDS, self._give_up)
+
+    def _end_unknown(self, command: _Command) -> None:
+        self._end(command, OutcomeUnknown(error_texts.OUTCOME_UNKNOWN))
+
+    def _end_mark(self, command: _Command) -> None:
+        if command.mark is not None:
+            self._marks.end(command.mark, len(command.deliveries))
+            command.mark = None
+
+    def on_worker_back(self) -> None:
+        if self._unknown:
+            asked = self.connection.gateway.router
+            asked.request(self.partition, "stored", 0, [self._marks.sender], self._on_stored, self.connection)
+
+    def _on_stored(self, ranges: list[int] | None, error: BrokerError | None) -> None:
+        """The fragment says which marked deliveries it has."""
+        if isinstance(error, OutcomeUnknown | ServerBusy):
+            return  # it has ended again, or is not up to it yet; what waits does so for its time
+        unknown, self._unknown = self._unknown, []
+        for command, _ in unknown:
+            if ranges is None:
+                self._end_unknown(command)
+            else:
+                self._end_stored(command, ranges)
+        self.connection.flush()
+
+    def _end_stored(self, command: _Command, ranges: list[int]) -> None:
+        """End the deliveries of the command that are in these ranges, and send the others again."""
+        while command.deliveries:
+            at = bisect_right(ranges, command.number)
+            is_stored = at % 2 == 1  # ranges are first numbers and ends in turn
+            left = len(command.deliveries)
+            count = min(left, ranges[at] - command.number) if at < len(ranges) else left
+            part = command.split(count) if count < left else command
+            if is_stored:
+                self._end(part, None)
+            else:
+                self._end_mark(part)
+                self.post(part)
+            if part is command:
+                return
+
+    def _give_up(self) -> None:
+        """The fragment is not back in time."""
+        now = time.monotonic()
+        late = [command for command, until in self._unknown if until <= now]
+        self._unknown = [each for each in self._unknown if each[1] > now]
+        for command in late:
+            self._end_unknown(command)
 
     def on_worker_stalled(self) -> None:
         for command in self._sent:
@@ -186,7 +266,10 @@ class FragmentChannel(LinkChannel):
         """The client is gone. Its messages are still stored; nobody is told."""
         self.post_gathered()
         self.forget()
+        for command in (*self._sent, *[each for each, _ in self._unknown]):
+            self._end_mark(command)
         self._sent.clear()
+        self._unknown.clear()
 
 
 class PartitionedSender(ClientSender):
@@ -383,3 +466,6 @@ class PartitionedSender(ClientSender):
         self._has_ended = True
         for channel in self._channels.values():
             channel.end()
+        self._channels.clear()
+        self._turns.clear()
+        self._incoming = None

@@ -1,11 +1,11 @@
 """Links on which clients receive: credit, deliveries, and their settlement (gathered by `router.Run`)."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from broker import runs, wire
-from broker.errors import BrokerError, EntityMoving, LockLost, OutcomeUnknown, SessionLockLost
+from broker.errors import BrokerError, EntityMoving, LockLost, OutcomeUnknown, ServerBusy, SessionLockLost
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Host
 from broker.gateway.links.channel import LinkChannel
@@ -40,6 +40,9 @@ from protocol.symbols import DELAY
 from storage.records import message_enqueued_ms
 
 MOVING_S = 0.1  # between two tries to receive from an entity that is being moved
+GIVEN_UP_S = (
+    0.5  # before the end of its lock, a message is given up that has begun and whose client takes no more of it
+)
 
 
 class ReceiverChannel(LinkChannel):
@@ -54,6 +57,7 @@ class ReceiverChannel(LinkChannel):
         self.delivered = 0
         self.limit = 0
         self.is_draining = False
+        self.gives_back = False  # all that comes, until the drain is answered: see `ClientReceiver.on_deliver`
         self.is_down = False  # a command of this turn could not be posted
         outgoing: Any = receiver.link.outgoing
         # These wait for the partition's answer.
@@ -66,11 +70,18 @@ class ReceiverChannel(LinkChannel):
     def open(self, session: Sequence[Any] | None = None) -> None:
         """`session`: see `broker.wire`."""
         self.delivered = self.limit = 0
+        self.is_draining = self.gives_back = False
         self._last = b""
         receiver = self._receiver
-        command = wire.open_receiver(
-            self.partition, self.number, receiver.queue, receiver.receives_and_deletes, session
-        )
+        what = (self.partition, self.number, receiver.queue, receiver.receives_and_deletes, session)
+        command: wire.OpenReceiver | wire.OpenSelective
+        if receiver.selector is None:
+            command = wire.open_receiver(*what)
+        elif self.worker.knows_selectors:
+            command = wire.open_selective(*what, receiver.selector)
+        else:  # it is of an older version, and will be replaced
+            self.connection.later(0, lambda: receiver.on_closed(self, ServerBusy(error_texts.SERVER_BUSY)))
+            return
         if not self.worker.post(command):
             self.is_down = True
 
@@ -78,10 +89,11 @@ class ReceiverChannel(LinkChannel):
         self.limit = limit
         self.worker.post(wire.grant(self.partition, self.number, limit))
 
-    def drain(self, limit: int) -> None:
+    def drain(self, limit: int) -> bool:
+        """False if the worker is not connected, so that there will be no answer."""
         self.limit = limit
-        self.is_draining = True
-        self.worker.post(wire.drain(self.partition, self.number, limit))
+        self.is_draining = self.worker.post(wire.drain(self.partition, self.number, limit))
+        return self.is_draining
 
     def settle(self, token: bytes, outcome: Outcome, properties: dict[str, Any] | None) -> bool:
         """Post the settlement that was appended to `settling`. False if the worker is not connected."""
@@ -118,9 +130,7 @@ class ReceiverChannel(LinkChannel):
         if not entries or (self._closing and not receiver.receives_and_deletes):
             return
         if receiver.receives_and_deletes:
-            partition = receiver.entity.current(self.partition)
-            worker = self.connection.gateway.router.worker(partition)
-            worker.post(wire.restore(partition, receiver.queue, entries))
+            self.connection.gateway.returning.put_back(receiver.entity, receiver.queue, self.partition, entries)
         else:
             tokens = entries[0::ENTRY]
             channels = (0, len(tokens))
@@ -145,7 +155,7 @@ class ReceiverChannel(LinkChannel):
 
     def on_drained(self, delivered: int) -> None:
         is_used_up = delivered >= self.limit > 0
-        self.is_draining = False
+        self.is_draining = self.gives_back = False
         self.limit = delivered  # the rest of the grant is void on the partition
         self._receiver.on_drained(self, is_used_up)
 
@@ -170,15 +180,22 @@ class ReceiverChannel(LinkChannel):
         if not self._closing:  # else the client and its deliveries are gone
             self._receiver.on_settled(self.settling, count, error)
 
+    def wind_up(self) -> None:
+        """Nothing more is to come but answers."""
+        if self.limit > self.delivered:
+            self.grant(self.delivered)
+
     def answer_all(self, error: BrokerError) -> None:
         """Answer all settlements that wait."""
         self.on_settled(len(self.settling), error)
 
     def on_closed(self, error: BrokerError | None) -> None:
+        if self.settling and not self._closing:
+            self.worker.channels[self.number] = self  # the answers come behind this
         self._receiver.on_closed(self, error)
 
     def on_worker_lost(self) -> None:
-        self.is_draining = False
+        self.is_draining = self.gives_back = False
         if self._closing:
             self.forget()
             return
@@ -190,31 +207,50 @@ class ReceiverChannel(LinkChannel):
         if not self._closing:
             self._receiver.on_worker_back(self)
 
+    def on_worker_stalled(self) -> None:
+        if self._receiver.is_ending and self.settling:
+            self.answer_all(OutcomeUnknown(error_texts.OUTCOME_UNKNOWN))
+
 
 class ClientReceiver(EntityLink):
     """A link on which the client receives from an entity.
 
-    The gateway grants the partition an absolute limit of deliveries, never more than the client's credit. If the credit
-    is withdrawn meanwhile, further deliveries go back to the partition and do not count as failed.
+    The gateway grants the partition an absolute limit of deliveries: as many as could be written to the client at once,
+    by its credit, the window of its session, and what it has not read yet. A lock begins when the partition hands a
+    message out, so none waits here. What comes nevertheless when it cannot be written, because credit or window have
+    changed meanwhile, goes back to the partition and does not count as failed.
     """
 
     right = Right.LISTEN
     is_spread = False  # over several fragments of a partitioned entity
 
     def __init__(
-        self, connection: Host, link: Link, entity: Entity, address: Address, partitions: Sequence[int]
+        self,
+        connection: Host,
+        link: Link,
+        entity: Entity,
+        address: Address,
+        partitions: Sequence[int],
+        selector: str | None = None,
     ) -> None:
-        """`partitions`: those of the entity's that the link receives from."""
+        """`partitions`: those of the entity's that the link receives from. `selector`: it wants only messages that this
+        selects.
+        """
         super().__init__(connection, link, entity, address)
+        self.selector = selector
         amqp = connection.gateway.settings.amqp
         self._window = amqp.receiver_window
         self._max_unsettled = amqp.max_unsettled_per_link
-        self._max_output_bytes = amqp.max_output_buffer_bytes
         self._directives = (DELAY,) if connection.gateway.settings.delivery.abandon_delays else ()  # see `properties`
         self._latency = connection.gateway.metrics.delivery_latency
         self.receives_and_deletes = link.settled_by_sender
         self._may_get_more = False  # something has changed, so perhaps the partition can be granted more
         self._is_held_back = False  # by the number of deliveries that the client has not settled
+        self._size_bytes = 0  # of a message on average, among the last ones
+        # The last delivery of which the window did not take all, with its token and the end of its lock.
+        self._begun: tuple[ReceiverChannel, bytes, int] | None = None
+        self._is_watching = False  # a timer for that runs
+        self._in_transactions = 0  # outcomes that wait for the answer to their transaction
         self._closing = False
         if native is not None and not self.receives_and_deletes and (self.is_spread or len(partitions) == 1):
             link.outgoing = native.Outgoing(address_of(link.pointer), self, False, self.is_spread)
@@ -244,36 +280,74 @@ class ClientReceiver(EntityLink):
         self.connection.active[self] = None
 
     def grant(self) -> None:
-        """Grant the partition as many deliveries as the client's credit and our windows allow now."""
+        """Grant the partition as many deliveries as can be written now."""
         self._may_get_more = False
-        link, [channel] = self.link, self._channels
-        if link.closed or channel.is_draining:
+        link = self.link
+        if link.closed or self.is_ending:
             return
-        credit = link.credit
-        if self._is_blocked:
-            self._wait_until_unblocked()
-            if channel.limit > channel.delivered:
+        [channel] = self._channels
+        if channel.is_draining:
+            return
+        granted, transfers = channel.limit - channel.delivered, link.session.room
+        if self._must_wait(transfers):
+            if granted > 0:
                 channel.grant(channel.delivered)
             return
-        room = self._room()
+        room = self._room(granted, transfers)
         limit = channel.delivered + room
-        if link.drain and (limit == channel.delivered or credit > 0):
-            channel.drain(limit)
-        elif limit < channel.limit or (limit > channel.limit and channel.limit - channel.delivered <= room // 2):
+        if link.drain and (not room or link.credit > 0):
+            if not channel.drain(limit):
+                link.drained()  # nothing can come now
+        elif limit < channel.limit or (limit > channel.limit and granted <= room // 2):
             channel.grant(limit)
 
-    def _room(self) -> int:
-        """The number of deliveries that may come now, as far as the client reads."""
-        room = min(self.link.credit, self._window)
-        free = self._max_unsettled - self.link.unsettled
+    def _must_wait(self, transfers: int) -> bool:
+        """True if nothing can be written now, so that the link waits until something can. The session has room for so
+        many transfers.
+
+        A drain does not wait for the window of the session: what can be sent at the moment has been sent (2.6.7).
+        """
+        connection, link = self.connection, self.link
+        if connection.is_stalled:
+            return True  # all links are asked again when the client reads
+        if transfers > 0 or link.credit <= 0:
+            return False
+        self._may_get_more = True
+        if link.session.window:
+            connection.blocked.add(self)
+            return True
+        connection.shut.add(self)
+        if link.drain:
+            link.drained()
+        return True
+
+    def _room(self, granted: int, transfers: int) -> int:
+        """The number of deliveries that may come now, those that were `granted` already among them.
+
+        The session has room for so many transfers.
+        """
+        link = self.link
+        room = min(link.credit, self._window)
+        free = self._max_unsettled - link.unsettled
         self._is_held_back = room > free
         if self._is_held_back:
             room = free
-        return max(room, 0)
+        if room <= 0:
+            return 0
+        size_bytes = self._size_bytes
+        if transfers < room * len(link.session.links) * link.transfers(size_bytes):
+            room = min(room, self._share(transfers))
+        if size_bytes:
+            unread = 1 + self.connection.output_room_bytes // size_bytes
+            if not unread < granted <= 2 * unread:  # an estimate, for which a grant is not changed by a little
+                room = min(room, unread)
+        return room
 
-    def _wait_until_unblocked(self) -> None:
-        self._may_get_more = True
-        self.connection.blocked.add(self)
+    def _share(self, transfers: int) -> int:
+        """This link's part of the messages that so many transfers are for. The others may use them up before."""
+        each = self.link.transfers(self._size_bytes)
+        receiving = sum(link.is_sender and link.credit > 0 for link in self.link.session.links)
+        return max(1, -(-transfers // each) // receiving)
 
     def on_available(self, channel: ReceiverChannel) -> None:
         raise AssertionError("only receivers on several fragments watch")
@@ -294,35 +368,52 @@ class ClientReceiver(EntityLink):
     def _is_full(self) -> bool:
         return self.link.unsettled >= self._max_unsettled
 
-    @property
-    def _is_blocked(self) -> bool:
-        """True if the client does not read or has closed its session's window; even a drain waits then."""
-        return self.connection.is_stalled or self.link.session.holds_more_than(self._max_output_bytes)
-
     # -- deliveries
 
     def on_deliver(self, channel: ReceiverChannel, locked_until_ms: int, entries: list[Any]) -> None:
-        """Deliveries of one partition."""
-        count = len(entries) // ENTRY
-        link = self.link
-        credit = 0 if link.closed else link.credit
-        usable = min(count, credit)
-        if usable < count:
-            channel.give_back(entries[usable * ENTRY :])
-        if usable <= 0:
+        """Deliveries of one partition. Those that cannot be written now go back.
+
+        What is on its way behind them goes back, too, so that it does not overtake them: it comes before the partition
+        answers a drain.
+        """
+        sent = self._deliver(channel, locked_until_ms, entries)
+        if sent == len(entries):
             return
+        channel.give_back(entries[sent:])
+        if not (self.link.closed or self.is_ending or channel.gives_back):
+            channel.gives_back = True
+            self._recall(channel)
+
+    def _recall(self, channel: ReceiverChannel) -> None:
+        """The partition is to say when nothing more is on its way."""
+        if not channel.is_draining:
+            channel.drain(channel.delivered)
+
+    def _writable(self, channel: ReceiverChannel) -> int:
+        """How many of the channel's deliveries may be given to the engine, if each takes one transfer."""
+        link = self.link
+        if link.closed or channel.gives_back or self.connection.is_stalled or self.is_ending:
+            return 0
+        return min(link.credit, link.session.room)
+
+    def _deliver(self, channel: ReceiverChannel, locked_until_ms: int, entries: list[Any]) -> int:
+        """Give the engine those of the deliveries that can be written; the number of their items.
+
+        One that takes several transfers begins as long as there is room for one: some clients open their window only
+        when it is used up.
+        """
+        end = min(len(entries), self._writable(channel) * ENTRY)
+        if end <= 0:
+            return 0
+        link, session = self.link, self.link.session
         settled = self.receives_and_deletes
-        if settled:
-            self.connection.unsent.retain(link, entries[: usable * ENTRY])
-        channel.sent(entries[(usable - 1) * ENTRY])
-        send = link.send
-        size_bytes = 0
+        send, window = link.send, session.window
+        size_bytes = at = 0
         locked_until = token = None
         if not settled:
             locked_until, token_begin = locked_until_ms, uuid_bytes(entries[0])[:COMMON_BYTES]
-        at = 0
         try:
-            for _ in range(usable):
+            while at < end and session.given < window:
                 tag, number, failed, record, overlay = entries[at : at + ENTRY]
                 if not settled:
                     token = token_begin + tag[COMMON_BYTES:]
@@ -334,9 +425,40 @@ class ClientReceiver(EntityLink):
             # This message makes the connection fail, and may make the next fail. It counts as a failed delivery, so
             # that this ends.
             channel.give_back(entries[at : at + ENTRY], Outcome.ABANDONED)
-            channel.give_back(entries[at + ENTRY : usable * ENTRY])
+            channel.give_back(entries[at + ENTRY :])
             raise
-        self._sent(channel, usable, size_bytes, message_enqueued_ms(entries[3]), credit - usable)
+        if settled:
+            self.connection.unsent.retain(link, entries[:at])
+        channel.sent(entries[at - ENTRY])
+        if session.given > window and not settled:
+            self._begun = channel, entries[at - ENTRY], locked_until_ms
+            self._watch_begun()
+        left = min(link.credit, window - session.given)
+        self._sent(channel, at // ENTRY, size_bytes, message_enqueued_ms(entries[3]), left)
+        return at
+
+    def _watch_begun(self) -> None:
+        """A delivery has begun, and goes on when the client opens its window. If that is not before its lock ends, the
+        message goes back and does not count as delivered.
+        """
+        if self._is_watching or self._begun is None:
+            return
+        _, _, locked_until_ms = self._begun
+        self._is_watching = True
+        self.connection.later(max(0.0, locked_until_ms / 1000 - GIVEN_UP_S - time.time()), self._look_at_begun)
+
+    def _look_at_begun(self) -> None:
+        self._is_watching = False
+        if self._begun is None or self._closing or self.link.closed:
+            return
+        channel, token, locked_until_ms = self._begun
+        if not self.link.queued or self.link.last_tags(1) != [token]:
+            self._begun = None  # it is complete
+        elif locked_until_ms / 1000 - GIVEN_UP_S > time.time():
+            self._watch_begun()  # another one than when this look was planned
+        else:
+            self._begun = None
+            channel.settle_quietly(token, Outcome.RELEASED, None)
 
     def on_deliver_run(self, channel: ReceiverChannel, locked_until_ms: int, part: Part) -> None:
         """As `on_deliver`, of a run."""
@@ -347,25 +469,25 @@ class ClientReceiver(EntityLink):
     def _deliver_run(self, channel: ReceiverChannel, locked_until_ms: int, part: Part) -> bool:
         """False if the run cannot be delivered as one, and nothing was done."""
         token, numbers, delivery_count, count, run = part
-        link = self.link
-        credit = 0 if link.closed else link.credit
-        if count > credit:
+        writable = self._writable(channel)
+        if count > writable:
             return False
-        enqueued_ms = link.send_run(run, count, token, numbers, delivery_count, locked_until_ms)
+        enqueued_ms = self.link.send_run(run, count, token, numbers, delivery_count, locked_until_ms)
         if enqueued_ms is None:
             return False
         channel.sent(token if count == 1 else runs.token_ahead(token, count - 1))
-        self._sent(channel, count, len(run) - count * runs.SIZE_BYTES, enqueued_ms, credit - count)
+        self._sent(channel, count, len(run) - count * runs.SIZE_BYTES, enqueued_ms, writable - count)
         return True
 
-    def _sent(self, channel: ReceiverChannel, count: int, size_bytes: int, enqueued_ms: int, credit: int) -> None:
-        """Deliveries were given to the engine; `credit` is left."""
+    def _sent(self, channel: ReceiverChannel, count: int, size_bytes: int, enqueued_ms: int, left: int) -> None:
+        """Deliveries were given to the engine; so many more could be."""
         self.metrics.outgoing_messages += count
         self.metrics.outgoing_bytes += size_bytes
+        self._size_bytes = size_bytes // count
         self._latency.observe_many(max(0.0, time.time() - enqueued_ms / 1000), count)
         granted = channel.limit - channel.delivered
-        if (granted < self._window // 2 and granted < credit) or self._is_blocked:
-            self.ask()  # the client has more credit than the partition was granted
+        if granted > left or (granted < left and granted < self._window // 2) or (left <= 0 and self.link.credit > 0):
+            self.ask()  # the partition may get another grant, or the link waits for the session's window
 
     # -- settlement
 
@@ -399,6 +521,10 @@ class ClientReceiver(EntityLink):
         self.metrics.settled[outcome] += count
 
     def on_outcome(self, delivery: Delivery, token: bytes, state: int, settled: bool) -> None:
+        if self.is_ending:
+            if settled:
+                forget(delivery)
+            return
         self.post_accepted()
         if self._is_held_back:
             self._may_get_more = True
@@ -478,6 +604,11 @@ class ClientReceiver(EntityLink):
         connection.active[self] = None
 
         def answered(errors: Sequence[BrokerError | None] | None) -> None:
+            self._in_transactions -= count
+            connection.active[self] = None
+            tell(errors)
+
+        def tell(errors: Sequence[BrokerError | None] | None) -> None:
             metrics = self.metrics
             metrics.incoming_requests += count
             failed = [] if errors is None else [each for each in errors if each is not None]
@@ -501,6 +632,7 @@ class ClientReceiver(EntityLink):
             transaction = connection.transactions.find(transaction_id)
             channel = self._only or self._channel_of(tokens[0])
             transaction.settle(channel, self, is_quiet, tokens, outcome, properties, answered)
+            self._in_transactions += count
         except BrokerError as error:
             self._refuse_in(transaction_id, deliveries, error, count)
 
@@ -518,6 +650,8 @@ class ClientReceiver(EntityLink):
 
     def on_settled(self, settling: Settlements, count: int, error: BrokerError | None) -> None:
         """The first `count` of `settling` are answered."""
+        if self.is_ending:
+            self.connection.active[self] = None
         metrics = self.metrics
         metrics.incoming_requests += count
         if error is None:
@@ -535,6 +669,17 @@ class ClientReceiver(EntityLink):
 
     # -- the end
 
+    @property
+    def owes_answers(self) -> bool:
+        return self._in_transactions > 0 or any(channel.settling for channel in self._channels)
+
+    def wind_up(self, end: Callable[[], None]) -> None:
+        if not self.is_ending:
+            self.post_accepted()
+            for channel in self._channels:
+                channel.wind_up()
+        super().wind_up(end)
+
     def post(self) -> None:
         """Do the work that has gathered in one read of the socket."""
         self.post_accepted()
@@ -544,27 +689,32 @@ class ClientReceiver(EntityLink):
                 self.answer_unposted(channel)
         if self._may_get_more:
             self.grant()
+        if self.is_ending:
+            self.end_if_answered()
 
     def on_detach(self, broken: bool = False, unsent: int = 0) -> None:
         """`unsent`: the number of last deliveries that the client cannot have. They go back and do not count."""
         self._closing = True
         tags: list[bytes] = []
         if unsent and self.receives_and_deletes:
+            of_channels: dict[ReceiverChannel, list[Any]] = {}
             entries = self.connection.unsent.retained(self.link)[-unsent * ENTRY :]
             for at in range(0, len(entries), ENTRY):
-                self._channel_of(entries[at]).give_back(entries[at : at + ENTRY])
+                of_channels.setdefault(self._channel_of(entries[at]), []).extend(entries[at : at + ENTRY])
+            for channel, of_channel in of_channels.items():
+                channel.give_back(of_channel)
         elif unsent:
-            tags = self.link.engine.last_tags(self.link, unsent)
+            tags = self.link.last_tags(unsent)
         for channel in self._channels:
             channel.close(broken, next((tag for tag in tags if self._channel_of(tag) is channel), None))
+        self._channels, self._only = [], None  # they refer to this link until the partition has closed them
 
     def on_closed(self, channel: ReceiverChannel, error: BrokerError | None) -> None:
         if isinstance(error, EntityMoving) and not self._closing:
             channel.answer_all(LockLost(error_texts.LOCK_LOST))
-            channel.is_draining = False
             channel.move(self.entity.partition)
             self.connection.later(MOVING_S, lambda: self._open_again(channel))
-        elif error is not None and not self.link.closed:
+        elif error is not None and not (self.link.closed or self.is_ending):
             self.detach(error)
 
     def _open_again(self, channel: ReceiverChannel) -> None:
@@ -575,7 +725,9 @@ class ClientReceiver(EntityLink):
             channel.move(self.entity.partition)
         self.on_worker_back(channel)
 
-    def on_worker_lost(self, channel: ReceiverChannel) -> None: ...
+    def on_worker_lost(self, channel: ReceiverChannel) -> None:
+        if self.link.drain and not self.link.closed:
+            self.link.drained()  # it may be long until the worker is back
 
     def answer_unposted(self, channel: ReceiverChannel) -> None:
         """Answer what could not be posted, before this turn's output is written, and before the worker is back.

@@ -198,8 +198,12 @@ class SenderChannel(LinkChannel):
         elif self._incoming is not None and (count := self._incoming.count):
             self.worker.post_run(self.partition, 0, self._sender.queue, count, self._incoming.take_run())
         self._sender.link.engine.forget_native(self._sender.link)
-        self.forget()
         self.pending.clear()
+        self.forget()
+
+    def forget(self) -> None:
+        super().forget()
+        self.pending, self._incoming = PlainArrivals(), None  # which refers to this channel
 
 
 class ClientSender(EntityLink, Intake):
@@ -235,11 +239,18 @@ class ClientSender(EntityLink, Intake):
     def waiting(self) -> int:
         return self.unanswered + self._in_transactions
 
+    @property
+    def owes_answers(self) -> bool:
+        return self.waiting > 0
+
     def _spread(self, delivery: Delivery, messages: list[Any], size_bytes: int, batch: bool, settled: bool) -> None:
         """Send a delivery to one of several fragments."""
         raise NotImplementedError
 
     def on_message(self, delivery: Delivery, payload: bytes, batch: bool, settled: bool, state: int) -> None:
+        if self.is_ending:
+            forget(delivery)
+            return
         try:
             if batch:
                 messages = [take_apart(message, self.wants_id, self._new_id) for message in unpack_batch(payload)]
@@ -323,7 +334,7 @@ class ClientSender(EntityLink, Intake):
 
         try:
             if self._only is not None and self._only.worker.is_stalled:
-                raise _BUSY
+                raise ServerBusy(error_texts.SERVER_BUSY)  # a new one, since it refers to what raises it
             transaction = self.connection.transactions.find(transaction_id)
             add(transaction, answered)
         except BrokerError as error:
@@ -358,7 +369,8 @@ class ClientSender(EntityLink, Intake):
 
     def post_gathered(self) -> bool:
         channel = self._only
-        assert channel is not None
+        if channel is None:
+            return False  # the link has ended
         is_posted = channel.has_gathered
         if is_posted:
             channel.post_gathered()
@@ -370,13 +382,25 @@ class ClientSender(EntityLink, Intake):
     def answered(self, count: int) -> None:
         """So many deliveries that were on channels have their outcome."""
         self.unanswered -= count
-        if self.credit_due(self.waiting):
+        if self.is_ending or self.credit_due(self.waiting):
             self.connection.active[self] = None
+
+    def wind_up(self, end: Callable[[], None]) -> None:
+        if not self.is_ending:
+            self.post_gathered()
+        super().wind_up(end)
+
+    def post(self) -> None:
+        if self.is_ending:
+            self.post_gathered()
+            self.end_if_answered()
+        else:
+            super().post()
 
     def follow(self) -> None:
         """If the entity was moved to another partition, send to that one. The one before refuses what is on its way."""
         before = self._only
-        if before is not None and before.partition != self.entity.partition:
+        if before is not None and not self.is_ending and before.partition != self.entity.partition:
             self._only = SenderChannel(self, self.entity.partition)
             self._left = [each for each in (*self._left, before) if each.pending or each is before]
             before.leave()
@@ -386,3 +410,4 @@ class ClientSender(EntityLink, Intake):
         if self._only is not None:
             for channel in (*self._left, self._only):
                 channel.end()
+        self._only, self._left = None, []

@@ -13,6 +13,7 @@ from broker.errors import (
     SessionLockLost,
 )
 from broker.gateway.host import Host
+from broker.gateway.links.filters import SourceFilters
 from broker.gateway.links.receivers import ClientReceiver, ReceiverChannel
 from broker.gateway.namespace import Entity
 from protocol import error_texts, session_filter
@@ -35,12 +36,21 @@ class SessionReceiver(ClientReceiver):
     """
 
     def __init__(
-        self, connection: Host, link: Link, entity: Entity, address: Address, partition: int, request: SessionRequest
+        self,
+        connection: Host,
+        link: Link,
+        entity: Entity,
+        address: Address,
+        partition: int,
+        request: SessionRequest,
+        filters: SourceFilters,
     ) -> None:
+        """`filters` are the others that are in place."""
         self._request = request
+        self._filters = filters
         self._lost: BrokerError | None = None  # the lock has ended and the client is not told yet
         self.session_id: str | None = None  # of the session that this link has the lock of
-        super().__init__(connection, link, entity, address, [partition])
+        super().__init__(connection, link, entity, address, [partition], filters.selector)
 
     @property
     def channel(self) -> int:
@@ -59,7 +69,7 @@ class SessionReceiver(ClientReceiver):
         self.connection.sessions[self.queue, session_id] = self
         self.link.accept(
             self.entity.max_message_bytes(self.connection.gateway.settings.amqp.max_message_size_bytes),
-            filters=session_filter.accepted_filters(self._request, session_id),
+            filters=session_filter.accepted_filters(self._request, session_id) | self._filters.in_place,
             properties=dict(session_filter.accepted_properties(locked_until_ms)),
         )
         self.ask()
@@ -130,15 +140,27 @@ class NextSessionReceiver(SessionReceiver):
     one. The first that gets one wins, and the others give theirs back.
     """
 
-    def __init__(self, connection: Host, link: Link, entity: Entity, address: Address, request: SessionRequest) -> None:
+    def __init__(
+        self,
+        connection: Host,
+        link: Link,
+        entity: Entity,
+        address: Address,
+        request: SessionRequest,
+        filters: SourceFilters,
+    ) -> None:
         self._asks_all = False
-        super().__init__(connection, link, entity, address, random.choice(entity.partitions), request)
-        [self._first] = self._channels  # it does not wait for a session
+        super().__init__(connection, link, entity, address, random.choice(entity.partitions), request, filters)
+        self._first: ReceiverChannel | None = self._channels[0]  # it does not wait for a session
         connection.later(FIRST_ANSWER_S, self._wait_on_others)
+
+    def on_detach(self, broken: bool = False, unsent: int = 0) -> None:
+        super().on_detach(broken, unsent)
+        self._first = None
 
     def _wait_on_others(self) -> None:
         """The first fragment, if it has not answered yet, still may."""
-        if not (self._asks_all or self.session_id is not None or self._closing):
+        if self._first is not None and not self._asks_all and self.session_id is None:
             self._wait_on([each for each in self.entity.partitions if each != self._first.partition])
 
     def _wait_on(self, partitions: Iterable[int]) -> None:

@@ -103,6 +103,13 @@ class Shares:
                 grown = max(1, GROWTH * share.limit)
                 share.limit = grown if grown < LIMITLESS else None
 
+    def stop(self, fragment: int) -> bool:
+        """Its grant is void until it has answered a recall. False if a recall is under way."""
+        share = self._shares[fragment]
+        share.granted = 0
+        was_recalled, share.is_recalled = share.is_recalled, True
+        return not was_recalled
+
     def returned(self, fragment: int, is_used_up: bool) -> None:
         """The answer to a recall. `is_used_up`: it has delivered all that it was granted, so it may have more."""
         share = self._shares[fragment]

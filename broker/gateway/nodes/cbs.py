@@ -4,7 +4,7 @@ import time
 
 from broker.errors import EntityNotFound
 from broker.gateway.nodes.request_links import Answer, RequestLink
-from broker.gateway.rights import entity_of, explained, key_rules
+from broker.gateway.rights import entity_of, explained, host_advice, key_rules
 from protocol import error_texts
 from protocol.addresses import parse_audience
 from protocol.errors import ProtocolError
@@ -16,9 +16,9 @@ from protocol.nodes.sas_tokens import Claim, KeyRule, TokenError
 class _Missing(cbs.EntityMissing):
     """`tracker` is host and path, as in the cloud."""
 
-    def __init__(self, audience: str) -> None:
+    def __init__(self, audience: str, advice: str) -> None:
         host, _, path = audience.rpartition("://")[2].partition("/")
-        super().__init__(error_texts.resource_not_found(f"sb://{host}/{path}"))
+        super().__init__(f"{error_texts.resource_not_found(f'sb://{host}/{path}')}{advice}")
         self.tracker = f"{host}:{path}"
 
 
@@ -51,7 +51,7 @@ class CbsRequests(RequestLink):
         try:
             return sas_tokens.verify(token, audience, self._lookup, now_s, self._is_host)
         except TokenError as error:
-            raise explained(error, token) from None
+            raise explained(error, token, audience, self._is_host) from None
 
     def _require_entity(self, audience: str, path: str) -> None:
         """Raises EntityMissing. Call it after the token is verified, so that only holders of keys learn of entities."""
@@ -61,11 +61,10 @@ class CbsRequests(RequestLink):
         try:
             self.connection.gateway.namespace.find(address)
         except EntityNotFound:
-            raise _Missing(audience) from None
+            raise _Missing(audience, host_advice(audience, self._is_host)) from None
 
     def _is_host(self, name: str) -> bool:
-        """Names of entities may have dots, too: a token for one must never become a token for the namespace."""
-        return sas_tokens.looks_like_host(name) and not self.connection.gateway.namespace.has_path_from(name)
+        return self.connection.gateway.host_names.has(name)
 
     def _lookup(self, key_name: str, path: str) -> list[KeyRule]:
         """The rules of that name at the entity of `path` and of the namespace. Raises InvalidAddress."""

@@ -1,10 +1,10 @@
 """The $management node of an entity: translates its requests to requests of the partition, and back (amqp.md 8.4)."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from broker.catalog.catalog import HOME
 from broker.errors import (
@@ -61,6 +61,11 @@ _PLACES = {
 }
 
 
+# Requests to partitions one after the other: partition, name, queue and arguments of each. Its result comes back, or
+# its error is raised. The value at the end makes the answer.
+Steps = Generator[tuple[int, str, int, Sequence[Any]], Any, Callable[[], bytes]]
+
+
 class ManagementRequests(RequestLink):
     """The $management node of one entity or of its dead-letter queue."""
 
@@ -74,24 +79,6 @@ class ManagementRequests(RequestLink):
         # Where the last page of sessions ended, where clients mostly go on: what `_get_message_sessions` was asked for
         # and skips on the next page; the partitions left, and the number of sessions passed on the first of these.
         self._page_end: tuple[int | None, int, list[int], int] | None = None
-        self._operations: dict[type, Callable[[Request, Any, Answer], None]] = {
-            management.RenewLocks: self._renew_locks,
-            management.PeekMessages: self._peek,
-            management.ScheduleMessages: self._schedule,
-            management.CancelScheduled: self._cancel_scheduled,
-            management.ReceiveDeferred: self._receive_deferred,
-            management.UpdateDisposition: self._update_disposition,
-            management.DeleteMessages: self._delete,
-            management.AddRule: self._add_rule,
-            management.RemoveRule: self._remove_rule,
-            management.EnumerateRules: self._enumerate_rules,
-            management.Purge: self._purge,
-            management.GetCounts: self._get_counts,
-            management.RenewSessionLock: self._renew_session_lock,
-            management.GetSessionState: self._get_session_state,
-            management.SetSessionState: self._set_session_state,
-            management.GetMessageSessions: self._get_message_sessions,
-        }
 
     def is_large(self, request: Request) -> bool:
         return (management.operation_of(request) or "").lower() in _LARGE
@@ -99,12 +86,12 @@ class ManagementRequests(RequestLink):
     def handle(self, request: Request, answer: Answer) -> None:
         self._metrics.incoming_requests += 1
         call = management.parse(request)
-        operation = self._operations.get(type(call.arguments))
+        operation = _OPERATIONS.get(type(call.arguments))
         if operation is None:
             raise management.UnknownOperation(f"The operation '{call.operation}' is not offered by an entity.")
         self.connection.rights.require(self.path, _RIGHT.get(type(call.arguments), Right.LISTEN), time.time())
         self.connection.post_gathered()  # the request may be about a message that the client has just deferred
-        operation(request, self._in_its_session(call), answer)
+        operation(self, request, self._in_its_session(call), answer)
 
     def _in_its_session(self, call: management.Call) -> Any:
         """The arguments; if they have no session id, with that of the receiver that the request names.
@@ -156,6 +143,20 @@ class ManagementRequests(RequestLink):
             self.transaction.request(self.entity, partition, name, self.queue, list(arguments), reply)
         else:
             self.request_partition(partition, name, self.queue, arguments, reply)
+
+    def _do_steps(self, request: Request, answer: Answer, steps: Steps) -> None:
+        self._step(request, answer, steps, None, None)
+
+    def _step(self, request: Request, answer: Answer, steps: Steps, result: Any, error: BrokerError | None) -> None:
+        """Take the result of the last step, and ask for the next."""
+        try:
+            partition, name, queue, arguments = steps.send(result) if error is None else steps.throw(error)
+        except StopIteration as end:
+            self._succeed(request, answer, end.value)
+        except BrokerError as failure:
+            self.fail(request, failure, answer)
+        else:
+            self.request_partition(partition, name, queue, arguments, partial(self._step, request, answer, steps))
 
     def _ask_each(
         self,
@@ -217,31 +218,26 @@ class ManagementRequests(RequestLink):
         else:
             left = [at for at in self.entity.partitions if at >= self.entity.partition_of_number(start)]
 
-        def ask() -> None:
-            wanted: list[Any] = [start, most - len(rows), MAX_PEEK_BYTES - sum(len(row[3]) for row in rows)]
-            if session_id is None:
-                self.request_partition(left[0], "peek", self.queue, wanted, reply)
-            else:
-                self.request_partition(left[0], "peek-session", self.queue, [session_id, *wanted], reply)
-
-        def reply(entries: list[Any] | None, error: BrokerError | None) -> None:
-            nonlocal start
-            if error is not None and not rows and not (isinstance(error, PartitionParked) and left[1:]):
-                self.fail(request, error, answer)
-                return
-            found = _rows(entries or [])
-            rows.extend(found)
-            used_bytes = sum(len(row[3]) for row in rows)
-            if found and len(left) > 1:
-                # Perhaps its next one was too large for this answer: then those of the next partition come too early,
-                # and a client that goes on behind them would never see it.
-                start = found[-1][1] + 1
-            else:
-                del left[0]
-            if left and len(rows) < most and used_bytes < MAX_PEEK_BYTES:
-                ask()
-            else:
-                self._succeed(request, answer, encode)
+        def steps(start: int) -> Steps:
+            used_bytes = 0
+            while left and len(rows) < most and used_bytes < MAX_PEEK_BYTES:
+                wanted: list[Any] = [start, most - len(rows), MAX_PEEK_BYTES - used_bytes]
+                name, named = ("peek", wanted) if session_id is None else ("peek-session", [session_id, *wanted])
+                try:
+                    found = _rows((yield left[0], name, self.queue, named))
+                except BrokerError as error:
+                    if not rows and not (isinstance(error, PartitionParked) and left[1:]):
+                        raise
+                    found = []
+                rows.extend(found)
+                used_bytes = sum(len(row[3]) for row in rows)
+                if found and len(left) > 1:
+                    # Perhaps its next one was too large for this answer: then those of the next partition come too
+                    # early, and a client that goes on behind them would never see it.
+                    start = found[-1][1] + 1
+                else:
+                    del left[0]
+            return encode
 
         def encode() -> bytes:
             messages = [
@@ -251,7 +247,7 @@ class ManagementRequests(RequestLink):
             self._metrics.outgoing_messages += len(messages)
             return management.encode_peeked(request, messages, limit)
 
-        ask()
+        self._do_steps(request, answer, steps(start))
 
     def _schedule(self, request: Request, arguments: management.ScheduleMessages, answer: Answer) -> None:
         self.entity.require_send()
@@ -367,23 +363,14 @@ class ManagementRequests(RequestLink):
         if arguments.session_id is not None:
             left = [self.entity.partition_of_session(arguments.session_id)]
             named.append(arguments.session_id)
-        deleted = 0
 
-        def ask() -> None:
-            self.request_partition(left.pop(0), "delete-batch", self.queue, [most - deleted, *named], reply)
+        def steps() -> Steps:
+            deleted = 0
+            while left and deleted < most:
+                deleted += yield left.pop(0), "delete-batch", self.queue, [most - deleted, *named]
+            return lambda: management.encode_deleted(request, deleted)
 
-        def reply(count: int, error: BrokerError | None) -> None:
-            nonlocal deleted
-            if error is not None:
-                self.fail(request, error, answer)
-                return
-            deleted += count
-            if left and deleted < most:
-                ask()
-            else:
-                self._succeed(request, answer, lambda: management.encode_deleted(request, deleted))
-
-        ask()
+        self._do_steps(request, answer, steps())
 
     def _holder(self, session_id: str) -> int:
         """The channel of the link on this connection that has the lock of the session; 0 if none has."""
@@ -437,28 +424,20 @@ class ManagementRequests(RequestLink):
         left, to_skip = list(self.entity.partitions), skip
         if self._page_end is not None and self._page_end[:2] == (after_ms, skip):
             _, _, left, to_skip = self._page_end
-        found: list[str] = []
 
-        def ask() -> None:
-            wanted = [after_ms, to_skip, top - len(found)]
-            self.request_partition(left[0], "page-message-sessions", self.queue, wanted, reply)
-
-        def reply(page: Any, error: BrokerError | None) -> None:
-            nonlocal left, to_skip
-            if error is not None:
-                self.fail(request, error, answer)
-                return
-            skipped, session_ids = page
-            found.extend(session_ids)
-            if len(found) < top and len(left) > 1:
+        def steps(left: list[int], to_skip: int) -> Steps:
+            found: list[str] = []
+            while True:
+                wanted = [after_ms, to_skip, top - len(found)]
+                skipped, session_ids = yield left[0], "page-message-sessions", self.queue, wanted
+                found.extend(session_ids)
+                if len(found) >= top or len(left) == 1:
+                    break
                 left, to_skip = left[1:], to_skip - skipped
-                ask()
-                return
-            end = (after_ms, skip + len(found), left, skipped + len(session_ids))
-            self._page_end = end if found else None
-            self._succeed(request, answer, lambda: encode(found))
+            self._page_end = (after_ms, skip + len(found), left, skipped + len(session_ids)) if found else None
+            return lambda: encode(found)
 
-        ask()
+        self._do_steps(request, answer, steps(left, to_skip))
 
     # The rule operations need Listen, as in the cloud (management.md 5.4); over HTTP it is Manage.
 
@@ -495,36 +474,24 @@ class ManagementRequests(RequestLink):
         So messages that come in meanwhile cannot keep it going. It also ends with the link. Partitions come one after
         the other.
         """
-        queue, left = self.queue, [*self.entity.partitions]
+        queue = self.queue
         places = [_PLACES[state] for state in arguments.states]
-        partition = left.pop(0)
-        at_first = deleted = before = 0
 
-        def counted(counts: Any, error: BrokerError | None) -> None:
-            nonlocal at_first
-            if error is not None:
-                self.fail(request, error, answer)
-                return
-            at_first = sum(counts.get(queue, ())[:3])
-            self.request_partition(partition, "purge", queue, (places,), stepped)
+        def steps() -> Steps:
+            deleted = 0
+            for partition in self.entity.partitions:
+                at_first = sum((yield partition, "counts", 0, [queue]).get(queue, ())[:3])
+                before, count = deleted, 1
+                while True:
+                    count = yield partition, "purge", queue, (places,)
+                    deleted += count
+                    if not count or deleted - before >= at_first or self.link.closed:
+                        break
+                if self.link.closed:
+                    break
+            return lambda: management.encode_purged(request, deleted)
 
-        def stepped(count: Any, error: BrokerError | None) -> None:
-            nonlocal deleted
-            if error is not None:
-                self.fail(request, error, answer)
-                return
-            nonlocal partition, before
-            deleted += count
-            if count and deleted - before < at_first and not self.link.closed:
-                self.request_partition(partition, "purge", queue, (places,), stepped)
-                return
-            if left and not self.link.closed:
-                partition, before = left.pop(0), deleted
-                self.request_partition(partition, "counts", 0, [queue], counted)
-                return
-            self._succeed(request, answer, lambda: management.encode_purged(request, deleted))
-
-        self.request_partition(partition, "counts", 0, [queue], counted)
+        self._do_steps(request, answer, steps())
 
     def _get_counts(self, request: Request, _: management.GetCounts, answer: Answer) -> None:
         def encode(counts: dict[int, dict[int, list[int]]]) -> bytes:
@@ -560,3 +527,23 @@ _OUTCOME = {
 
 def _rows(entries: list[Any]) -> list[list[Any]]:
     return [entries[at : at + ENTRY] for at in range(0, len(entries), ENTRY)]
+
+
+_OPERATIONS: Final[Mapping[type, Callable[[ManagementRequests, Request, Any, Answer], None]]] = {
+    management.RenewLocks: ManagementRequests._renew_locks,
+    management.PeekMessages: ManagementRequests._peek,
+    management.ScheduleMessages: ManagementRequests._schedule,
+    management.CancelScheduled: ManagementRequests._cancel_scheduled,
+    management.ReceiveDeferred: ManagementRequests._receive_deferred,
+    management.UpdateDisposition: ManagementRequests._update_disposition,
+    management.DeleteMessages: ManagementRequests._delete,
+    management.AddRule: ManagementRequests._add_rule,
+    management.RemoveRule: ManagementRequests._remove_rule,
+    management.EnumerateRules: ManagementRequests._enumerate_rules,
+    management.Purge: ManagementRequests._purge,
+    management.GetCounts: ManagementRequests._get_counts,
+    management.RenewSessionLock: ManagementRequests._renew_session_lock,
+    management.GetSessionState: ManagementRequests._get_session_state,
+    management.SetSessionState: ManagementRequests._set_session_state,
+    management.GetMessageSessions: ManagementRequests._get_message_sessions,
+}

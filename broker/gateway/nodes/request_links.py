@@ -35,13 +35,18 @@ Answer = Callable[[bytes], None]
 
 
 class ResponseLink:
-    """A client's receiver on a node of an entity or the namespace: sends settled responses, when there is credit."""
+    """A client's receiver on a node of an entity or the namespace.
+
+    It sends settled responses when there is credit and room in the window of the session; their bytes are counted as
+    long as they wait.
+    """
 
     def __init__(self, connection: Host, link: Link, address: Address, entity: Entity | None) -> None:
         self.connection = connection
         self.link = link
         self.entity = entity
         self.node = (address.node, address.resource)
+        self.address = link.target_address  # the client's name for it
         self._waiting: deque[bytes] = deque()
         self._count = 0
 
@@ -57,11 +62,17 @@ class ResponseLink:
     def on_flow(self) -> None:
         link = self.link
         while self._waiting and not link.closed and link.credit > 0 and not self.connection.is_stalled:
+            if link.session.room <= 0:
+                (self.connection.blocked if link.session.window else self.connection.shut).add(self)
+                break
             self._count += 1
             response = self._next()
             link.send(self._count.to_bytes(16, "big"), response, b"", 0, True)
         if link.drain and not link.closed:
             link.drained()
+
+    def post(self) -> None:
+        self.on_flow()
 
     def on_detach(self, broken: bool = False) -> None:
         while self._waiting:

@@ -10,23 +10,22 @@ from urllib.parse import quote
 from aiohttp import web
 
 from broker.errors import Unauthorized
-from broker.gateway.namespace import Namespace
 from broker.gateway.rights import explained, key_rules
 from broker.keys import Keyring
 from broker.namespace.entities import Right
 from broker.tls import names_of
 from protocol.nodes import sas_tokens
-from protocol.nodes.sas_tokens import KeyRule, MalformedToken, MissingToken, TokenError
+from protocol.nodes.sas_tokens import IsHost, KeyRule, MalformedToken, MissingToken, TokenError
 
 _BEARER = "bearer "
 _SIGNATURE = "sharedaccesssignature"
 
 
 class Access:
-    def __init__(self, keyring: Keyring, namespace: Namespace, *, everybody: bool) -> None:
+    def __init__(self, keyring: Keyring, is_host: IsHost, *, everybody: bool) -> None:
         """With `everybody`, requests need no token."""
         self._keyring = keyring
-        self._namespace = namespace
+        self._is_host = is_host
         self._everybody = everybody
 
     def require(self, request: web.BaseRequest, path: str, entity: str, right: Right | None) -> None:
@@ -74,8 +73,4 @@ class Access:
         try:
             return sas_tokens.verify(token, audience, lookup, time.time(), self._is_host).rights
         except TokenError as error:
-            raise explained(error, token) from None
-
-    def _is_host(self, name: str) -> bool:
-        """As in `broker.gateway.nodes.cbs`: a token for an entity must not become a token for the namespace."""
-        return sas_tokens.looks_like_host(name) and not self._namespace.has_path_from(name)
+            raise explained(error, token, audience, self._is_host) from None

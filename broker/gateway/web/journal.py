@@ -14,17 +14,19 @@ import msgpack
 from aiohttp import ClientConnectionError, ClientPayloadError, web
 
 from broker.catalog.catalog import Definition
-from broker.errors import BrokerError, EntityNotFound, InvalidArgument, ServerBusy
+from broker.errors import BrokerError, EntityNotFound, InternalError, InvalidArgument, ServerBusy
 from broker.gateway.namespace import Entity, Namespace
+from broker.gateway.rights import entity_of
 from broker.gateway.router import Router
 from broker.gateway.web.access import Access
 from broker.gateway.web.endpoint import body_of
 from broker.gateway.web.journals import Journals, Refused
+from broker.journal_requests import Consumer, Overview, Range, WrongRequest
 from broker.namespace.entities import Right
 from broker.settings.config import Settings
 from protocol.addresses import Part
 from protocol.engine.unfinished import Pool
-from protocol.nodes.sas_tokens import TokenError
+from protocol.errors import ProtocolError
 
 PATH: Final = "$journal"
 ENTITIES: Final = f"{PATH}/entities"
@@ -35,6 +37,7 @@ _PASSED_ON: Final = ("Content-Type", "X-Peeklock-Next-Offset", "Retry-After")
 _CONSUMERS: Final = f"{PATH}/consumers/"
 MAX_DOCUMENT_BYTES: Final = 64 << 10  # of what a consumer tells
 _GLOB: Final = re.compile(r"[*?\[\]]")
+_ERRORS: Final[dict[int, type[BrokerError]]] = {400: InvalidArgument, 404: EntityNotFound, 503: ServerBusy}
 
 
 def is_journal(_: web.BaseRequest, path: str) -> bool:
@@ -55,44 +58,45 @@ class Journal:
         """`socket` is the path of that on which the journal of this machine listens."""
         self._access = access
         self._gateway = gateway
-        self._journals = Journals(gateway.settings.cluster, socket)
+        self._journals = Journals(gateway.settings, socket)
 
     async def serve(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
         """`is_journal` takes the request. Raises BrokerError, TokenError, HTTPException."""
-        is_consumer = path.lower().startswith(_CONSUMERS)
+        lower = path.lower()
+        is_consumer = lower.startswith(_CONSUMERS)
         methods = ["PUT", "DELETE"] if is_consumer else ["GET"]
         if request.method not in methods:
             raise web.HTTPMethodNotAllowed(request.method, methods)
-        if is_consumer or path.lower() == ENTITIES:
-            self._access.require(request, path, "", Right.LISTEN)
-        else:
-            self._require(request, path)
-        if path.lower() == ENTITIES:
-            return web.json_response(await self._entities())
         try:
             if is_consumer:
                 return await self._consumer(request, path)
-            if path.lower() == PATH:
-                return web.json_response(await self._journals.overview(request.query))
-            return await self._rows(request, path.lower())
-        except Refused as error:
-            raise _error(error) from None
+            if lower == ENTITIES:
+                self._access.require(request, path, "", Right.LISTEN)
+                return web.json_response(await self._entities())
+            if lower == PATH:
+                self._access.require(request, path, "", Right.LISTEN)
+                return web.json_response(await self._journals.overview(Overview.read(request.query.items())))
+            return await self._rows(request, path, Range.read(lower.removeprefix(f"{PATH}/"), request.query.items()))
+        except (Refused, WrongRequest) as error:
+            raise _error(error.status, error.text) from None
 
     async def _consumer(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
-        """Raises BrokerError, Refused."""
-        path = f"{_CONSUMERS}{path[len(_CONSUMERS) :]}"  # names of consumers have their case
-        if request.method == "DELETE":
-            await self._journals.forget(path)
+        """Raises BrokerError, TokenError, Refused, WrongRequest."""
+        is_forgotten = request.method == "DELETE"
+        # Rows may be deleted when a consumer is forgotten that they were kept for.
+        self._access.require(request, path, "", Right.MANAGE if is_forgotten else Right.LISTEN)
+        consumer = Consumer.read(path[len(_CONSUMERS) :])  # names of consumers have their case
+        if is_forgotten:
+            await self._journals.forget(consumer)
         else:
             body = await body_of(request, MAX_DOCUMENT_BYTES, self._gateway.unfinished)
-            await self._journals.tell(path, body, self._journal_of)
+            await self._journals.tell(consumer, body, self._journal_of)
         return web.json_response({})
 
-    async def _rows(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
-        """Pass on the answer as it comes. Raises BrokerError, Refused."""
-        text = path.removeprefix(f"{PATH}/")
-        partition = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else -1
-        async with self._journals.request(self._journal_of(partition), "GET", path, request.query) as answer:
+    async def _rows(self, request: web.BaseRequest, path: str, asked: Range) -> web.StreamResponse:
+        """Pass on the answer as it comes. Raises BrokerError, TokenError, Refused."""
+        asked = asked._replace(owner=self._required(request, path, asked.pattern))
+        async with self._journals.rows(self._journal_of(asked.partition), asked) as answer:
             headers = {name: answer.headers[name] for name in _PASSED_ON if name in answer.headers}
             response = web.StreamResponse(status=answer.status, headers=headers)
             await response.prepare(request)
@@ -145,15 +149,18 @@ class Journal:
             raise ServerBusy(f"Partition {subscription.partition} does not answer now. Please try again.") from None
         return found
 
-    def _require(self, request: web.BaseRequest, path: str) -> None:
-        """Raises Unauthorized, TokenError."""
-        entity = request.query.get("entity", "").lower()
-        owner = entity.partition("/subscriptions/")[0]
-        if owner and not _GLOB.search(owner):
-            with suppress(BrokerError, TokenError):  # else the rights of the namespace decide
-                self._access.require(request, owner, owner, Right.LISTEN)
-                return
+    def _required(self, request: web.BaseRequest, path: str, pattern: str | None) -> str | None:
+        """The queue or topic whose rows, and those of whose subscriptions, the request has a right to; None is all.
+
+        Raises Unauthorized, TokenError.
+        """
+        with suppress(BrokerError, ProtocolError):  # else the rights of the namespace decide
+            owner = entity_of(pattern or "")
+            if owner is not None and not _GLOB.search(owner):
+                self._access.require(request, owner.lower(), owner.lower(), Right.LISTEN)
+                return owner.lower()
         self._access.require(request, path, "", Right.LISTEN)
+        return None
 
     async def close(self) -> None:
         await self._journals.close()
@@ -169,12 +176,6 @@ def _without_keys(entity: Entity) -> dict[str, Any]:
     return document
 
 
-def _error(refused: Refused) -> Exception:
-    text = refused.text
-    if refused.status == 400:
-        return InvalidArgument(f"{text[:1].upper()}{text[1:]}.")
-    if refused.status == 503:
-        return ServerBusy(f"{text}.")
-    if refused.status == 404:
-        return EntityNotFound(f"{text[:1].upper()}{text[1:]}.")
-    return web.HTTPInternalServerError(reason=text)
+def _error(status: int, text: str) -> BrokerError:
+    text = f"{text[:1].upper()}{text[1:]}."
+    return _ERRORS.get(status, InternalError)(text)

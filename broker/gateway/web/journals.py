@@ -2,13 +2,16 @@
 
 Each has the rows of its worker's partitions. What is about all of them is asked of all, and their answers are put
 together; if one does not answer, there is no answer, because a part of the journal must not be taken for the whole.
+
+One may take long for an answer, since it reads a disk. So whether a machine is there at all is asked apart, while
+something is under way there (see `broker.cluster.silence`).
 """
 
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
 from aiohttp import (
@@ -23,17 +26,22 @@ from aiohttp import (
     UnixConnector,
 )
 
+from broker.cluster.silence import BEAT_SECONDS, Patience, Silence
 from broker.cluster.sockets import end_when_silent
 from broker.cluster.tls import client_context
 from broker.errors import BrokerError, ServerBusy
+from broker.journal_requests import SIGN_OF_LIFE, Consumer, Overview, Range, Target
+from broker.logging import get_logger
 from broker.settings.addresses import parse_address
-from broker.settings.config import Cluster
+from broker.settings.config import Settings
 
 CONNECT_SECONDS: Final = 5.0
 SILENT_SECONDS: Final = 60.0  # the journal has sent nothing for so long
-Query = Mapping[str, str]
 JournalOf = Callable[[int], int]
 """The number of the journal that has a partition; of one that nobody has, that of any, which refuses it."""
+
+
+log = get_logger("gateway")
 
 
 class Refused(Exception):
@@ -44,63 +52,133 @@ class Refused(Exception):
         self.status, self.text = status, text
 
 
+class _UnderWay:
+    """One request. `end` ends it: whoever waits for it, or reads its answer, gets ClientError or TimeoutError."""
+
+    def __init__(self) -> None:
+        self.how: Callable[[], None] | None = None
+
+    def end(self) -> None:
+        how, self.how = self.how, None
+        if how is not None:
+            how()
+
+
 class Journals:
     """`count` of them, in the order of the workers that they are beside."""
 
-    def __init__(self, cluster: Cluster, socket: str) -> None:
+    def __init__(self, settings: Settings, socket: str) -> None:
         """`socket` is the path of that on which the journal of this machine listens."""
-        self._cluster = cluster
+        self._cluster = settings.cluster
+        self._patience = Patience.of(settings)
         self._socket = socket
         self._session: ClientSession | None = None
-        self.count = len(cluster.journals) or 1
+        self.count = len(self._cluster.journals) or 1
+        self._under_way: list[set[_UnderWay]] = [set() for _ in range(self.count)]
+        self._watches: dict[int, asyncio.Task[None]] = {}  # by journal
 
     @asynccontextmanager
-    async def request(
-        self, number: int, method: str, path: str, query: Query, body: bytes | None = None
-    ) -> AsyncIterator[ClientResponse]:
+    async def rows(self, number: int, wanted: Range) -> AsyncIterator[ClientResponse]:
         """The answer of one. Raises Refused, ServerBusy; while it is read, ClientError and TimeoutError."""
-        try:
-            answer = await self._connected().request(method, f"{self._base(number)}/{path}", params=query, data=body)
-        except (ClientConnectionError, TimeoutError):
-            raise self._silent(number) from None
-        async with answer:
-            if answer.status in (400, 404, 500, 503):
-                raise Refused(answer.status, str((await self._document(number, answer)).get("error")))
+        async with self._request(number, "GET", wanted.target()) as answer:
             yield answer
 
-    async def overview(self, query: Query) -> dict[str, Any]:
-        """Partitions and consumers of all. Raises Refused, ServerBusy."""
-        return merged(await self._ask_all("GET", "$journal", query, [None] * self.count))
+    @asynccontextmanager
+    async def _request(
+        self, number: int, method: str, target: Target, body: bytes | None = None
+    ) -> AsyncIterator[ClientResponse]:
+        """As `rows`. Targets are only those of `broker.journal_requests`, so that no text of a client is in an URL."""
+        with self._watched(number) as under_way:
+            try:
+                async with asyncio.timeout(None) as limit:
+                    under_way.how = lambda: limit.reschedule(0)
+                    session, url = self._connected(), f"{self._base(number)}{target.path}"
+                    answer = await session.request(method, url, params=target.query, data=body)
+            except (ClientConnectionError, TimeoutError):
+                raise self._silent(number) from None
+            under_way.how = answer.close
+            async with answer:
+                if answer.status in (400, 404, 500, 503):
+                    raise Refused(answer.status, str((await self._document(number, answer)).get("error")))
+                yield answer
 
-    async def tell(self, path: str, text: bytes, journal_of: JournalOf) -> None:
-        """Tell each how far the consumer at this path is in its partitions.
+    @contextmanager
+    def _watched(self, number: int) -> Iterator[_UnderWay]:
+        under_way = _UnderWay()
+        there = self._under_way[number]
+        there.add(under_way)
+        if self._cluster.journals and number not in self._watches:
+            self._watches[number] = asyncio.create_task(self._watch(number))
+        try:
+            yield under_way
+        finally:
+            there.discard(under_way)
+
+    async def _watch(self, number: int) -> None:
+        """End all that is under way to this journal when its machine gives no sign of life."""
+        there, silence = self._under_way[number], Silence(self._patience)
+        silence.beats = True
+        asked: asyncio.Task[bool] | None = None
+        try:
+            while True:
+                await asyncio.sleep(BEAT_SECONDS)
+                if not there:
+                    return
+                is_heard = asked is None or (asked.done() and asked.result())
+                if silence.look(is_heard) and there:
+                    log.warning("journal does not give a sign of life", journal=self._cluster.journals[number])
+                    for each in [*there]:
+                        each.end()
+                if asked is None or asked.done():
+                    asked = asyncio.create_task(self._is_alive(number))
+        finally:
+            del self._watches[number]
+            if asked is not None:
+                asked.cancel()
+
+    async def _is_alive(self, number: int) -> bool:
+        try:
+            async with asyncio.timeout(self._patience.silence_ms / 1000):
+                answer = await self._connected().get(f"{self._base(number)}{SIGN_OF_LIFE.path}")
+                async with answer:
+                    await answer.read()
+        except (ClientError, TimeoutError):
+            return False
+        return True
+
+    async def overview(self, wanted: Overview) -> dict[str, Any]:
+        """Partitions and consumers of all. Raises Refused, ServerBusy."""
+        return merged(await self._ask_all("GET", wanted.target(), [None] * self.count))
+
+    async def tell(self, consumer: Consumer, text: bytes, journal_of: JournalOf) -> None:
+        """Tell each how far the consumer is in its partitions.
 
         Raises Refused, ServerBusy, and what `journal_of` raises: then some may have been told. Nobody goes back, so it
         may be told again.
         """
-        await self._ask_all("PUT", path, {}, split(text, journal_of, self.count))
+        await self._ask_all("PUT", consumer.target(), split(text, journal_of, self.count))
 
-    async def forget(self, path: str) -> None:
-        """Raises ServerBusy, and Refused if none knows the consumer at this path."""
+    async def forget(self, consumer: Consumer) -> None:
+        """Raises ServerBusy, and Refused if none knows the consumer."""
         refused = []
         for number in range(self.count):
             try:
-                await self._ask(number, "DELETE", path, {}, None)
+                await self._ask(number, "DELETE", consumer.target(), None)
             except Refused as error:
                 if error.status != 404:
                     raise
-                refused.append(error)
+                refused.append(error.with_traceback(None))  # which refers to this call
         if len(refused) == self.count:
             raise refused[0]
 
     async def close(self) -> None:
+        for watch in [*self._watches.values()]:
+            watch.cancel()
         if self._session is not None:
             await self._session.close()
 
-    async def _ask_all(
-        self, method: str, path: str, query: Query, bodies: Iterable[bytes | None]
-    ) -> list[dict[str, Any]]:
-        asked = [self._ask(number, method, path, query, body) for number, body in enumerate(bodies)]
+    async def _ask_all(self, method: str, target: Target, bodies: Iterable[bytes | None]) -> list[dict[str, Any]]:
+        asked = [self._ask(number, method, target, body) for number, body in enumerate(bodies)]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         found = []
         for answer in answers:
@@ -109,8 +187,8 @@ class Journals:
             found.append(answer)
         return found
 
-    async def _ask(self, number: int, method: str, path: str, query: Query, body: bytes | None) -> dict[str, Any]:
-        async with self.request(number, method, path, query, body) as answer:
+    async def _ask(self, number: int, method: str, target: Target, body: bytes | None) -> dict[str, Any]:
+        async with self._request(number, method, target, body) as answer:
             return await self._document(number, answer)
 
     async def _document(self, number: int, answer: ClientResponse) -> dict[str, Any]:
@@ -134,19 +212,18 @@ class Journals:
         if self._session is None:
             connector: BaseConnector
             if self._cluster.journals:
-                connector = TCPConnector(limit=0, ssl=client_context(self._cluster) or True, socket_factory=_made)
+                connector = TCPConnector(limit=0, ssl=client_context(self._cluster) or True, socket_factory=self._made)
             else:
                 connector = UnixConnector(self._socket, limit=0)
             timeout = ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENT_SECONDS)
             self._session = ClientSession(connector=connector, timeout=timeout)
         return self._session
 
-
-def _made(address: AddrInfoType) -> socket.socket:
-    family, kind, protocol, _, _ = address
-    made = socket.socket(family, kind, protocol)
-    end_when_silent(made)  # a machine that is gone does not hold a request for SILENT_SECONDS
-    return made
+    def _made(self, address: AddrInfoType) -> socket.socket:
+        family, kind, protocol, _, _ = address
+        made = socket.socket(family, kind, protocol)
+        end_when_silent(made, self._patience.silence_ms)
+        return made
 
 
 def merged(overviews: Iterable[dict[str, Any]]) -> dict[str, Any]:

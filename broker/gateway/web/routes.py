@@ -6,6 +6,7 @@ from typing import Protocol
 
 from aiohttp import web
 
+from broker.gateway.limits.budget import Budget
 from broker.gateway.web import journal, management, runtime, websockets
 from broker.gateway.web.access import Access
 from broker.gateway.web.endpoint import HttpEndpoint, Route, Serve
@@ -14,6 +15,7 @@ from broker.keys import Keyring
 from broker.metrics import GatewayMetrics
 from broker.settings.config import Settings
 from broker.unix_socket import JOURNAL_SOCKET
+from protocol.host_names import HostNames
 
 _HEALTH = {  # what the Service Bus emulator answers
     True: {"status": "healthy", "message": "Service is healthy."},
@@ -27,6 +29,8 @@ class Shared(management.Shared, runtime.Gateway, websockets.Gateway, Protocol):
     settings: Settings
     metrics: GatewayMetrics
     keyring: Keyring
+    host_names: HostNames
+    budget: Budget
 
     def problem(self) -> str:
         """Why it takes no clients now, or which partition it does not reach; empty if all is well."""
@@ -34,7 +38,8 @@ class Shared(management.Shared, runtime.Gateway, websockets.Gateway, Protocol):
 
 def http_endpoint(gateway: Shared) -> HttpEndpoint:
     largest = max(management.MAX_BODY_BYTES, gateway.settings.amqp.max_message_size_bytes)
-    access = Access(gateway.keyring, gateway.namespace, everybody=gateway.settings.security.allow_anonymous)
+    everybody = gateway.settings.security.allow_anonymous
+    access = Access(gateway.keyring, lambda name: gateway.host_names.has(name), everybody=everybody)
     routes = [
         Route("health", _is_health, _health(gateway.problem)),
         Route("websocket", websockets.is_handshake, websockets.websockets(gateway)),
@@ -44,7 +49,8 @@ def http_endpoint(gateway: Shared) -> HttpEndpoint:
     if gateway.settings.journal.is_on:
         reader = journal.Journal(access, JOURNAL_SOCKET, gateway)
         routes.insert(0, Route("journal", journal.is_journal, reader.serve, reader.close))
-    return HttpEndpoint(gateway.settings.http, routes, gateway.metrics, gateway.denials, largest)
+    denials, budget = gateway.denials, gateway.budget
+    return HttpEndpoint(gateway.settings.http, routes, gateway.metrics, denials, largest, gateway.queue, budget)
 
 
 def _is_health(request: web.BaseRequest, path: str) -> bool:

@@ -67,8 +67,7 @@ class Runtime:
         address = addresses.parse(name)
         if address.node is not addresses.Node.ENTITY:
             raise InvalidArgument("The path names no queue, topic or subscription.")
-        owner = address.path.lower().partition("/subscriptions/")[0]
-        self._access.require(request, path, owner, right)
+        self._access.require(request, path, address.owner, right)
         entity = self._gateway.namespace.at(address.path)
         if entity is None:
             text = error_texts.entity_not_found(self._gateway.namespace.name, address.path, "Queue")

@@ -32,6 +32,7 @@ STATUS: dict[type[errors.BrokerError], Status] = {
     errors.QuotaExceeded: Status(403, 40300),
     errors.MessageTooLarge: Status(403, 40300),
     errors.InvalidArgument: _BAD_REQUEST,
+    errors.InvalidFilter: _BAD_REQUEST,
     errors.DestinationNotFound: Status(400, 40400),
     errors.PreconditionFailed: Status(412, 41200),
     errors.OutOfRange: _BAD_REQUEST,

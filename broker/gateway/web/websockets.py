@@ -5,27 +5,32 @@ ordinary `ClientConnection`.
 """
 
 import asyncio
+import re
+import time
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 from aiohttp import web
-from websockets.datastructures import Headers
-from websockets.frames import CloseCode, Frame, Opcode
-from websockets.http11 import Request
-from websockets.protocol import SERVER, State
-from websockets.protocol import Protocol as Framing
-from websockets.server import ServerProtocol
-from websockets.typing import Subprotocol
+from websockets.frames import Close, CloseCode, Opcode
+from websockets.utils import accept_key
 
 from broker.errors import InvalidArgument, ServerBusy
 from broker.gateway.connection import CLOSE_GRACE_SECONDS, ClientConnection
+from broker.gateway.limits.queued import Queued
 from broker.gateway.web.endpoint import Carrier
+from broker.gateway.web.websocket_frames import MAX_FRAME_BYTES, Broken, Incoming, frame_head
 
 PATH = "$servicebus/websocket"
 # That of Service Bus' SDKs (amqp.md 1.9), and that of the binding of AMQP to WebSockets, which Go's programs offer.
-SUBPROTOCOLS = [Subprotocol("AMQPWSB10"), Subprotocol("amqp")]
-# Clients put what they have to write into one message; the frames in it have limits of their own.
-MAX_MESSAGE_BYTES = 16 << 20
+SUBPROTOCOLS = ("AMQPWSB10", "amqp")
+VERSION = "13"
+# Of a frame from a client that has not authenticated; then it may be larger, and the frames of AMQP in it have limits.
+MAX_FIRST_FRAME_BYTES = 64 << 10
+MAX_REASON_CHARACTERS = 100  # in a close, which may have 123 bytes
+JOINED_BYTES = 16 << 10  # up to this, a copy of a payload costs less than to write it separately
+
+
+_KEY = re.compile("[A-Za-z0-9+/]{22}==")
 
 
 class Gateway(Protocol):
@@ -34,6 +39,9 @@ class Gateway(Protocol):
 
     def arrived(self, protocol: asyncio.BaseProtocol) -> None:
         """Its `connection_made` was called, or it has failed."""
+
+    def queue(self, waiting: Queued) -> None:
+        """Call its `go_on` when it is its turn."""
 
 
 def is_handshake(_: web.BaseRequest, path: str) -> bool:
@@ -56,7 +64,7 @@ def websockets(gateway: Gateway) -> Callable[[web.BaseRequest, str], Any]:
             response = web.StreamResponse(status=101, headers=headers)
             response.force_close()
             await response.prepare(request)
-            tunnel = Tunnel(connection, transport)
+            tunnel = Tunnel(connection, transport, gateway)
             connection.connection_made(cast(asyncio.BaseTransport, tunnel))
         finally:
             gateway.arrived(connection)
@@ -68,82 +76,154 @@ def websockets(gateway: Gateway) -> Callable[[web.BaseRequest, str], Any]:
 
 
 def _accept(request: web.BaseRequest) -> dict[str, str]:
-    """The headers of the answer to a handshake. Raises InvalidArgument."""
+    """The headers of the answer to a handshake (RFC 6455, 4.2). Raises InvalidArgument."""
     if request.method != "GET":
         raise InvalidArgument("A WebSocket is opened by GET.")
-    handshake = ServerProtocol(subprotocols=SUBPROTOCOLS)
-    answer = handshake.accept(Request(request.raw_path, Headers(request.headers.items())))
-    if answer.status_code != 101:
-        raise InvalidArgument((answer.body or b"").decode().partition("\n")[0])
-    if handshake.subprotocol is None:
+    if "websocket" not in _tokens(request, "Upgrade") or "upgrade" not in _tokens(request, "Connection"):
+        raise InvalidArgument("A WebSocket is opened with 'Upgrade: websocket' and 'Connection: Upgrade'.")
+    if _tokens(request, "Sec-WebSocket-Version") != [VERSION]:
+        raise InvalidArgument(f"The only Sec-WebSocket-Version that is known here is {VERSION}.")
+    key = request.headers.get("Sec-WebSocket-Key", "").strip()
+    if not _KEY.fullmatch(key):
+        raise InvalidArgument("The Sec-WebSocket-Key is missing, or is not the Base64 of 16 bytes.")
+    offered = _tokens(request, "Sec-WebSocket-Protocol")
+    subprotocol = next((each for each in SUBPROTOCOLS if each.lower() in offered), None)
+    if subprotocol is None:
         raise InvalidArgument(f"The client offers no subprotocol; {' or '.join(SUBPROTOCOLS)} is needed.")
-    return {name: value for name, value in answer.headers.raw_items() if name not in ("Date", "Content-Type", "Server")}
+    return {
+        "Upgrade": "websocket",
+        "Connection": "Upgrade",
+        "Sec-WebSocket-Accept": accept_key(key),
+        "Sec-WebSocket-Protocol": subprotocol,
+    }
+
+
+def _tokens(request: web.BaseRequest, name: str) -> list[str]:
+    """The parts of a header that may come several times, in lower case."""
+    return [each.strip().lower() for value in request.headers.getall(name, ()) for each in value.split(",")]
 
 
 class Tunnel:
-    """A transport for a client's connection, over the messages of a WebSocket."""
+    """A transport for a client's connection, over the messages of a WebSocket.
 
-    def __init__(self, connection: ClientConnection, transport: asyncio.Transport) -> None:
+    What comes is passed on at once, up to the border of what was read. It is done in steps, and others are served
+    between them: a read may have very many frames.
+    """
+
+    def __init__(self, connection: ClientConnection, transport: asyncio.Transport, gateway: Gateway) -> None:
         self.ended = asyncio.Event()
-        self._connection = connection
+        self._connection: ClientConnection | None = connection
         self._transport = transport
-        self._framing = Framing(SERVER, max_size=MAX_MESSAGE_BYTES)
-        self._ending = False
+        self._gateway = gateway
+        self._incoming = Incoming(MAX_FIRST_FRAME_BYTES)
+        self._late, self._late_at = b"", 0  # what was read and not looked at is late[late_at:]
+        self._is_paused = False  # the connection wants no more now
+        self._is_queued = False
+        self._has_closed = False  # we have sent a close
+        self._grace: asyncio.TimerHandle | None = None
 
-    # -- what aiohttp calls on a parser of all further bytes
+    # -- what comes on the socket (`broker.gateway.web.endpoint.Carried`)
 
     def feed_data(self, data: bytes) -> tuple[bool, bytes]:
-        framing = self._framing
-        framing.receive_data(data)
-        self._send()  # pongs, and the answer to a close
-        content = []
-        for frame in cast(list[Frame], framing.events_received()):
-            if frame.opcode is Opcode.BINARY or frame.opcode is Opcode.CONT:
-                content.append(bytes(frame.data))
-            elif frame.opcode is Opcode.TEXT:
-                framing.fail(CloseCode.UNSUPPORTED_DATA, "AMQP is in binary messages")
-                self._send()
-        if content:
-            self._connection.data_received(b"".join(content))
-        if framing.state is not State.OPEN:
-            self._end()
+        if self._late:
+            self._late, self._late_at = self._late[self._late_at :] + data, 0
+        else:
+            self._step(data, 0)
+            if self._late:
+                self._transport.pause_reading()
+                if not self._is_paused:
+                    self._wait_for_turn()
+        if self._connection is not None:
+            self._connection.carrier_bytes = len(self._late)
         return False, b""
 
-    def _end(self) -> None:
-        """Either side has sent a close. Wait shortly for the client's, so that it can still read ours."""
-        if not self._ending:
-            self._ending = True
+    def go_on(self, until_s: float) -> bool:
+        """Go on with what was read, until this time of `time.monotonic`. True if there is more to do."""
+        while self._late and not self._is_paused:
+            late, self._late = self._late, b""
+            self._step(late, self._late_at)
+            if time.monotonic() >= until_s:
+                break
+        self._is_queued = bool(self._late) and not self._is_paused
+        if self._connection is not None:
+            self._connection.carrier_bytes = len(self._late)
+        if not (self._late or self._is_paused or self._transport.is_closing()):
+            self._transport.resume_reading()
+        return self._is_queued
+
+    def _wait_for_turn(self) -> None:
+        if not self._is_queued:
+            self._is_queued = True
+            self._gateway.queue(self)
+
+    def _step(self, data: bytes, at: int) -> None:
+        """Take some frames; the others are late."""
+        connection, incoming = self._connection, self._incoming
+        if connection is None:
+            return
+        if incoming.largest < MAX_FRAME_BYTES and connection.has_authenticated:
+            incoming.largest = MAX_FRAME_BYTES
+        try:
+            content, at = incoming.take(data, at)
+        except Broken as broken:
+            if not self._has_closed:
+                self._end(Close(broken.code, str(broken)[:MAX_REASON_CHARACTERS]))
+            return
+        if self._has_closed:  # only the client's close counts
+            if incoming.closed is not None:
+                self._transport.close()
+            return
+        if at < len(data):
+            self._late, self._late_at = data, at
+        if incoming.ping is not None:
+            self._send(Opcode.PONG, incoming.ping)  # to the last one, which answers those before (RFC 6455, 5.5.3)
+            incoming.ping = None
+        if content:
+            connection.data_received(content)
+        if incoming.closed is not None:
+            code = incoming.closed.code
+            self._end(Close(CloseCode.NORMAL_CLOSURE if code == CloseCode.NO_STATUS_RCVD else code, ""))
+
+    def _end(self, close: Close) -> None:
+        """The client has closed, or has made a mistake. It has a short time to read what there is."""
+        self._send_close(close)
+        self._late = b""
+        if self._connection is not None:
             self._connection.eof_received()
-            asyncio.get_running_loop().call_later(CLOSE_GRACE_SECONDS, self._transport.close)
-        if self._framing.close_rcvd is not None:
+        if self._incoming.closed is not None:
             self._transport.close()
+        elif self._grace is None:
+            self._grace = asyncio.get_running_loop().call_later(CLOSE_GRACE_SECONDS, self._transport.close)
 
     def feed_eof(self) -> None:
         """The connection is lost."""
-        if not self.ended.is_set():
+        connection, self._connection = self._connection, None
+        self._late = b""
+        if self._grace is not None:
+            self._grace.cancel()
+        if connection is not None:
             self.ended.set()
-            self._connection.connection_lost(None)
+            connection.connection_lost(None)
 
     def pause_writing(self) -> None:
-        self._connection.pause_writing()
+        if self._connection is not None:
+            self._connection.pause_writing()
 
     def resume_writing(self) -> None:
-        self._connection.resume_writing()
+        if self._connection is not None:
+            self._connection.resume_writing()
 
     # -- the transport, as `ClientConnection` uses it
 
     def write(self, data: bytes) -> None:
-        if self._framing.state is State.OPEN:
-            self._framing.send_binary(data)
-            self._send()
+        if not self._has_closed:
+            self._send(Opcode.BINARY, data)
 
     def can_write_eof(self) -> bool:
         return True
 
     def write_eof(self) -> None:
-        if self._framing.state is State.OPEN:
-            self._framing.send_close(CloseCode.NORMAL_CLOSURE)
-            self._send()
+        self._send_close(Close(CloseCode.NORMAL_CLOSURE, ""))
 
     def close(self) -> None:
         self.write_eof()
@@ -156,18 +236,33 @@ class Tunnel:
         return self._transport.is_closing()
 
     def pause_reading(self) -> None:
+        self._is_paused = True
         self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        self._transport.resume_reading()
+        self._is_paused = False
+        if self._late:
+            self._wait_for_turn()
+        else:
+            self._transport.resume_reading()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         self._transport.set_write_buffer_limits(high, low)
 
+    def get_write_buffer_size(self) -> int:
+        return self._transport.get_write_buffer_size()
+
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self._transport.get_extra_info(name, default)
 
-    def _send(self) -> None:
-        for data in self._framing.data_to_send():
-            if data:  # the empty one is the end, which `close` brings
-                self._transport.write(data)
+    def _send_close(self, close: Close) -> None:
+        if not self._has_closed:
+            self._send(Opcode.CLOSE, close.serialize())
+            self._has_closed = True
+
+    def _send(self, opcode: Opcode, payload: bytes) -> None:
+        head = frame_head(opcode, len(payload))
+        if len(payload) <= JOINED_BYTES:
+            self._transport.write(head + payload)
+        else:
+            self._transport.writelines((head, payload))

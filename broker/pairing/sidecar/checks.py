@@ -6,7 +6,7 @@ from broker.administration.client import HttpError
 from broker.logging import get_logger
 from broker.pairing.backlog import backlog_queues
 from broker.pairing.options import InvalidPairing
-from broker.pairing.pairing import Namespace
+from broker.pairing.pairing import PRIMARY_SECONDS, Namespace
 from broker.pairing.provisioning import check_they_differ, create_missing
 from broker.pairing.reaching import SecondaryAway, connect_secondary, is_away
 from protocol import conditions
@@ -25,11 +25,11 @@ async def prepare_backlog(primary: Namespace, secondary: Namespace, name: str, c
     """
     async with await connect_secondary(secondary, CHECK_SECONDS) as connection:
         not_made: Exception | None = None
-        async with primary.management() as one, secondary.management() as other:
+        async with primary.management(PRIMARY_SECONDS) as one, secondary.management() as other:
             try:
                 await create_missing(other, name, count)
             except (HttpError, InvalidPairing) as error:
-                not_made = error
+                not_made = error.with_traceback(None)  # which refers to this call
             await check_they_differ(one, other)
         for queue in backlog_queues(name, count):
             await _try(connection, queue, not_made)

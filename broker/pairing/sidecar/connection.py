@@ -7,6 +7,7 @@ When that changes, the client is told to connect again, as it would be by a serv
 import asyncio
 import ssl
 import time
+from collections.abc import Callable
 from typing import Final, Protocol, cast
 
 from broker.listening import no_delay
@@ -18,9 +19,10 @@ from broker.pairing.sidecar.frames import write
 from broker.pairing.sidecar.here import Here, Shared, tracked
 from broker.pairing.sidecar.through import Through
 from protocol import conditions
+from protocol.amqp_error import amqp_error
 from protocol.client.connection_string import ConnectionString
 from protocol.client.errors import ClientError
-from protocol.codec import Described, ULong
+from protocol.client.sockets import end_when_silent
 from protocol.engine.sasl import Identity, IdentityKind, SaslServer
 from protocol.errors import ProtocolError
 from protocol.symbols import Descriptor
@@ -64,7 +66,7 @@ class Primary(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=self._output_bytes)
-        no_delay(transport)
+        end_when_silent(transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
         self.heard_s = asyncio.get_running_loop().time()
@@ -99,6 +101,7 @@ class Client(asyncio.Protocol):
         self._connecting: asyncio.Task[None] | None = None
         self._credentials = Credentials(home.trust)
         self._deadline: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None  # a look for the primary's answer, or the end
         self._told: dict[str, int] = {}  # since when sends to an entity were overdue that count already
         self._opened_ms: int | None = None  # when the client's open went to the primary
         self._stalled_s: float | None = None
@@ -146,13 +149,16 @@ class Client(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
         self._is_ending = True
-        for timer in (self._deadline, self._connecting):
+        for timer in (self._deadline, self._timer, self._connecting):
             if timer is not None:
                 timer.cancel()
         if self._primary is not None and self._primary.transport is not None:
             self._primary.transport.close()
         if self._here is not None:
             self._here.free()
+        # These refer to the connection, so that nothing of it would be freed before Python searches for cycles.
+        self._connecting = self._primary = self._through = self._here = self._sasl = None
+        self._kept = None
         self._home.leave(self)
         log.debug("connection ended", peer=self.peer, reason=self.reason or str(error or "closed by the client"))
 
@@ -190,6 +196,7 @@ class Client(asyncio.Protocol):
                     server_hostname=home.primary.host if home.primary_tls else None,
                 )
         except (OSError, TimeoutError) as error:
+            error.with_traceback(None)  # the event loop may keep the error, and with its traceback this call
             home.primary_failed(str(error) or "it does not answer")
             self._answer_here()
             return
@@ -199,8 +206,7 @@ class Client(asyncio.Protocol):
             return
         self._primary = primary
         self._through = Through(self, home.primary.host)
-        loop = asyncio.get_running_loop()
-        loop.call_later(home.limits.connect_seconds, self._look_for_answer)
+        self._later(home.limits.connect_seconds, self._look_for_answer)
         if self._kept:
             try:
                 self._to_primary(self._kept)
@@ -214,7 +220,7 @@ class Client(asyncio.Protocol):
         if self._kept is None or self._is_ending:
             return
         if not self._kept:
-            asyncio.get_running_loop().call_later(self._home.limits.connect_seconds, self._look_for_answer)
+            self._later(self._home.limits.connect_seconds, self._look_for_answer)
             return
         self._home.primary_failed("it accepts connections, and does not answer")
         self._drop_primary()
@@ -279,18 +285,16 @@ class Client(asyncio.Protocol):
             return
         self._is_ending = True
         self.reason = self.reason or description
-        loop = asyncio.get_running_loop()
         through = self._through
         if self._here is not None and through is None:
             self._here.close(condition, description)
         elif through is not None and through.is_open and through.is_answered and condition is not None:
-            error = Described(ULong(Descriptor.ERROR), [condition, tracked(description)])
-            self._transport.write(write(0, Descriptor.CLOSE, [error]))
+            self._transport.write(write(0, Descriptor.CLOSE, [amqp_error(condition, tracked(description))]))
         if self._primary is not None and self._primary.transport is not None:
             self._primary.transport.abort()
         if self._transport.can_write_eof():
             self._transport.write_eof()
-        loop.call_later(CLOSE_GRACE_SECONDS, self._abort)
+        self._later(CLOSE_GRACE_SECONDS, self._abort)
 
     def _end(self, reason: str) -> None:
         """Close the socket at once."""
@@ -311,6 +315,12 @@ class Client(asyncio.Protocol):
         log.exception("connection failed", peer=self.peer)
         self.reason = str(error)
         self._abort()
+
+    def _later(self, seconds: float, call: Callable[[], None]) -> None:
+        """Only the last call counts."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, call)
 
     def _clear_deadline(self) -> None:
         if self._deadline is not None:
@@ -368,12 +378,12 @@ class Client(asyncio.Protocol):
     def _closed_here(self) -> None:
         """The client has closed the connection, or has sent what is no AMQP, and was told so."""
         self._is_ending = True
-        asyncio.get_running_loop().call_later(CLOSE_GRACE_SECONDS, self._abort)
+        self._later(CLOSE_GRACE_SECONDS, self._abort)
 
     def _verify(self, key_name: str, key: str) -> Identity | None:
         if not self._home.trust.check_key(key_name, key, time.time()):
             return None
-        self._credentials.has_key(key_name)
+        self._credentials.has_key(key_name, key)
         return Identity(IdentityKind.KEY, key_name)
 
     # -- broker.pairing.sidecar.here.Host
@@ -408,11 +418,14 @@ class Client(asyncio.Protocol):
     def on_key(self, key_name: str, key: str, accepted: bool) -> None:
         self._home.trust.key_answered(key_name, key, accepted, time.time())
         if accepted:
-            self._credentials.has_key(key_name)
+            self._credentials.has_key(key_name, key)
 
     def on_token(self, audience: str, token: str) -> None:
         self._home.trust.token_accepted(audience, token, time.time())
         self._credentials.has_token(audience, token)
+
+    def on_unread_token(self) -> None:
+        self._credentials.has_more()
 
     def on_sender(self, path: str, error: ClientError | None, began_ms: int) -> None:
         if error is None:
@@ -495,6 +508,10 @@ class Client(asyncio.Protocol):
             self._home.primary_failed("it does not answer")
             self._close(conditions.CONNECTION_FORCED, SILENT)
             return
+        if any(path.lower() == name.lower() for path in through.accepted_paths()):
+            self._credentials.sender_answered(
+                name, accepted=True
+            )  # also by a token that has come since it was attached
         moved = through.move(name, tracked("The entity has failed over. Please attach the link again."))
         if self._transport is not None and moved.to_client:
             self._transport.write(moved.to_client)

@@ -1,17 +1,18 @@
 """What one client has shown, and the primary has accepted: a key, or tokens."""
 
 import time
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from broker.pairing.sidecar.trust import Trust, expiry_of, signer_of
+from broker.pairing.sidecar.trust import OTHER_TOKEN_SECONDS, Signer, Trust, expiry_of
+from protocol.addresses import reaches
 from protocol.nodes import sas_tokens
 
-MAX_TOKENS = 2000  # the oldest are forgotten
+MAX_TOKENS: Final = 2000  # the oldest are forgotten
+CLOCKS_SECONDS: Final = 300.0  # by which the primary's clock may be behind: so long it may take a token that is over
 
 
 class _Token(NamedTuple):
-    signer: str
-    path: str  # of its audience, in lower case
+    signer: Signer
     until_s: float  # Unix time
 
 
@@ -20,39 +21,45 @@ class Credentials:
 
     def __init__(self, trust: Trust) -> None:
         self._trust = trust
-        self._key_name: str | None = None
-        self._tokens: dict[str, _Token] = {}
+        self._key: Signer | None = None
+        self._tokens: dict[str, _Token] = {}  # by the path of the audience, in lower case
+        self._is_complete = True  # the primary knows no more of the client than we do
 
     @property
     def are_none(self) -> bool:
-        return self._key_name is None and not self._tokens
+        return self._key is None and not self._tokens
 
-    def has_key(self, key_name: str) -> None:
-        self._key_name = key_name
+    def has_key(self, key_name: str, key: str) -> None:
+        self._key = self._trust.signer_of_key(key_name, key)
 
     def has_token(self, audience: str, token: str) -> None:
-        self._tokens.pop(audience, None)
+        """It takes the place of an earlier one for the same path, as in the primary (amqp.md 2.7)."""
+        path = sas_tokens.resource_path(audience, self._trust.is_host)
+        self._tokens.pop(path, None)
         if len(self._tokens) >= MAX_TOKENS:
             del self._tokens[next(iter(self._tokens))]
-        path = sas_tokens.resource_path(audience).lower()
-        self._tokens[audience] = _Token(signer_of(token), path, expiry_of(token) or float("inf"))
+            self._is_complete = False
+        until_s = expiry_of(token) or time.time() + OTHER_TOKEN_SECONDS
+        self._tokens[path] = _Token(self._trust.signer_of_token(token), until_s)
+
+    def has_more(self) -> None:
+        """The client may have shown the primary what we do not know."""
+        self._is_complete = False
 
     def may_send(self, path: str) -> bool:
         """Whether somebody who has shown himself may send to the entity, as far as that is known here."""
         now_s = time.time()
         key = path.lower()
-        trust = self._trust
-        return trust.needs_nothing or any(trust.may_send(signer, key, now_s) for signer in self._signers(key, now_s))
+        return self._trust.may_send(self._signers(key, now_s), key, now_s)
 
     def sender_answered(self, path: str, accepted: bool) -> None:
         """The primary has attached a sender, or has refused the right."""
         now_s = time.time()
         key = path.lower()
-        for signer in self._signers(key, now_s):
-            self._trust.sender_answered(signer, key, accepted, now_s)
+        if self._is_complete or not accepted:
+            self._trust.sender_answered(self._signers(key, now_s - CLOCKS_SECONDS), key, accepted, now_s)
 
-    def _signers(self, path: str, now_s: float) -> list[str]:
-        found = [
-            each.signer for each in self._tokens.values() if each.until_s > now_s and sas_tokens.covers(each.path, path)
-        ]
-        return found if self._key_name is None else [self._key_name, *found]
+    def _signers(self, path: str, since_s: float) -> set[Signer]:
+        """Those whose credentials reach the entity, and were not over at this time."""
+        found = {each.signer for scope, each in self._tokens.items() if each.until_s > since_s and reaches(scope, path)}
+        return found if self._key is None else found | {self._key}

@@ -9,6 +9,7 @@ from struct import Struct
 from typing import Any, Final, NamedTuple
 
 from protocol.codec import Described, ULong, decode, encode
+from protocol.engine.padding import EVERYTHING
 from protocol.engine.performatives import checked_fields
 from protocol.errors import DecodeError, ProtocolError
 from protocol.symbols import DESCRIPTOR_OF, Descriptor
@@ -74,11 +75,14 @@ def read(data: bytes, start: int, end: int) -> Frame | None:
 
 
 def write(channel: int, code: int, fields: Sequence[Any], payload: bytes = b"", kind: int = 0) -> bytes:
-    """One frame, without nulls at the end of its fields."""
-    count = len(fields)
-    while count and fields[count - 1] is None:
-        count -= 1
-    body = encode(Described(ULong(code), list(fields[:count])))
+    """One frame. Some clients read fields by position, so it has all that its performative has.
+
+    Only transfers, which go to the primary alone, leave out nulls at their end: they may fill a frame.
+    """
+    written = [*fields, *[None] * (0 if kind else EVERYTHING[code] - len(fields))]
+    while written and written[-1] is None and (kind or code == Descriptor.TRANSFER):
+        written.pop()
+    body = encode(Described(ULong(code), written))
     return HEAD.pack(HEADER_BYTES + len(body) + len(payload), USUAL_OFFSET, kind, channel) + body + payload
 
 
@@ -188,7 +192,8 @@ class Incoming:
     """The bytes of one side, up to the last whole frame."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()  # the beginning of a frame
+        self._needed = 0  # bytes that the frame has
         self._maximum = MAX_FRAME_BYTES
         self._end = 0
 
@@ -198,12 +203,22 @@ class Incoming:
             self._maximum = min(self._maximum, max(512, int(max_frame_size)))
 
     def feed(self, data: bytes) -> bytes:
-        return self._rest + data if self._rest else data
+        """What is to be looked at now; nothing while a frame is not whole, however small the pieces are."""
+        if not self._rest:
+            return data
+        self._rest += data
+        if len(self._rest) < self._needed:
+            return b""
+        data = bytes(self._rest)
+        self._rest.clear()
+        return data
 
     def frames(self, data: bytes) -> Iterator[tuple[int, int, int, int]]:
         """Start, end, channel and performative of each whole frame; 0 is none."""
         at, length, maximum = 0, len(data), self._maximum
         unpack, usual_bytes = USUAL.unpack_from, USUAL.size
+        if length:
+            self._needed = HEADER_BYTES
         while length - at >= HEADER_BYTES:
             if length - at < usual_bytes:
                 size, words, kind, channel = HEAD.unpack_from(data, at)
@@ -219,6 +234,7 @@ class Incoming:
                 raise DecodeError(f"a frame that claims to have {size} bytes", at)
             end = at + size
             if end > length:
+                self._needed = size
                 break
             if size == HEADER_BYTES:
                 code = 0
@@ -231,8 +247,10 @@ class Incoming:
 
     def rest_of(self, data: bytes, kept: int, pieces: list[bytes]) -> bytes:
         """`pieces` and what is behind `kept`, up to the last whole frame; the rest waits."""
+        if not data:
+            return b""
         end = self._end
-        self._rest = data[end:]
+        self._rest += data[end:]
         if not pieces:
             return data if end == len(data) else data[:end]
         pieces.append(data[kept:end])

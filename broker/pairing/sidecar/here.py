@@ -22,7 +22,7 @@ from protocol.client.errors import AuthenticationFailed, ClientError, MessageRef
 from protocol.codec import Symbol
 from protocol.engine.deliveries import ACCEPTED, Delivery, forget, reject, settle
 from protocol.engine.engine import Engine
-from protocol.engine.incoming import FramingError, HandleInUse, IllegalState
+from protocol.engine.incoming import FramingError, HandleInUse, IllegalState, WorkTooLarge
 from protocol.engine.links import Link, Session
 from protocol.engine.state_bytes import StateTooLarge
 from protocol.engine.unfinished import Pool, Unfinished
@@ -38,6 +38,7 @@ _FAULTS: Final[dict[type[ProtocolError], Symbol]] = {
     IllegalState: conditions.ILLEGAL_STATE,
     HandleInUse: conditions.SESSION_HANDLE_IN_USE,
     StateTooLarge: conditions.RESOURCE_LIMIT_EXCEEDED,
+    WorkTooLarge: conditions.RESOURCE_LIMIT_EXCEEDED,
 }
 
 
@@ -178,7 +179,10 @@ class Here:
             self._flush.cancel()
         for link in self.engine.links.values():
             link.closed = True
+        for node in (self._claims, self._management):
+            node.forget_all()
         self.engine.free()
+        del self._host
 
     # -- protocol.engine.engine.Handler
 
@@ -297,10 +301,10 @@ class HereSender:
         try:
             await self._sender.send(payload, self._shared.limits.held_seconds, is_batch=batch)
         except (ClientError, TimeoutError, AliasTaken, ProtocolError) as error:
-            fault = error
+            fault = error.with_traceback(None)  # which refers to this call
         except Exception as error:
             log.exception("sending failed", entity=self.path)
-            fault = error
+            fault = error.with_traceback(None)
         finally:
             self._shared.give_room_back(len(payload))
             self.outstanding -= 1

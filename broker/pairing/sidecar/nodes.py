@@ -41,6 +41,10 @@ class RequestNode:
             link.context = self
             link.accept(MAX_REQUEST_BYTES, REQUEST_CREDIT)
 
+    def forget_all(self) -> None:
+        """The connection is gone."""
+        self._receivers.clear()
+
     def on_message(self, link: Link, delivery: Delivery, payload: bytes, settled: bool) -> None:
         if settled:
             forget(delivery)

@@ -26,6 +26,7 @@ from broker.pairing.sidecar.trust import Trust
 from broker.repeated_warning import RepeatedWarning
 from broker.tls import ServerTls
 from protocol.engine.unfinished import Pool
+from protocol.host_names import DEFAULT_HOST_NAMES, HostNames
 
 log = get_logger("sidecar")
 
@@ -40,7 +41,10 @@ PREPARE_SECONDS: Final = 5.0  # between attempts to make the backlog queues
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a sidecar is told. `host` and `port` are where it listens; `tls` is for clients, None without TLS."""
+    """What a sidecar is told. `host` and `port` are where it listens; `tls` is for clients, None without TLS.
+
+    `host_names` are patterns of names by which tokens may name primary or sidecar, beside those that both have here.
+    """
 
     host: str
     port: int
@@ -49,6 +53,7 @@ class Setup:
     options: PairingOptions = field(default_factory=PairingOptions)
     primary_name: str | None = None
     tls: ServerTls | None = None
+    host_names: tuple[str, ...] = DEFAULT_HOST_NAMES
     limits: Limits = field(default_factory=Limits)
 
 
@@ -66,7 +71,7 @@ class Sidecar:
         queues = backlog_queues(self.primary_name, setup.options.backlog_queue_count)
         primary, secondary = setup.primary.endpoint("primary"), setup.secondary.endpoint("secondary")
         self.pairing = Pairing(primary, secondary, queues, setup.options)
-        self.trust = Trust(self.primary)
+        self.trust = Trust(self.primary, self._is_host)
         self.unfinished = Pool(self.limits.all_unfinished_bytes)
         self.is_away = False
         self.has_backlog = False
@@ -80,6 +85,12 @@ class Sidecar:
         self._looking: asyncio.Task[None] | None = None
         self._listener: Listener | None = None
         self._is_stopping = False
+
+    def _is_host(self, segment: str) -> bool:
+        """Certificates are read again while the sidecar runs."""
+        setup = self._setup
+        certified = () if setup.tls is None else setup.tls.host_names
+        return HostNames([*setup.host_names, self.primary.host, setup.host, *certified]).has(segment)
 
     @property
     def port(self) -> int:

@@ -5,6 +5,7 @@ client's counts of transfers and deliveries (2.5.6, 2.6.12), but not in the prim
 from the first such transfer on. Until then all frames pass as they are.
 """
 
+from collections.abc import Collection
 from typing import Any, Final
 
 from broker.pairing.sidecar.frames import Frame, Outcomes, write
@@ -57,6 +58,7 @@ class SessionLink:
 class SplitSession:
     """Channels: the client's, and the primary's once it has begun.
 
+    `unattached` are links that the primary has not answered yet, in the order in which the client has attached them.
     `unanswered` are paired deliveries in the primary, by the client's delivery id: the link, and when it was sent (ms).
     """
 
@@ -66,7 +68,9 @@ class SplitSession:
         self.primary_channel: int | None = None
         self.links: dict[int, SessionLink] = {}  # by the client's handle
         self.in_primary: dict[int, SessionLink] = {}  # by the primary's handle
+        self.unattached: list[SessionLink] = []
         self.unanswered: dict[int, tuple[SessionLink, int]] = {}
+        self._untold: set[int] = set()  # the client's ids of deliveries on links that were moved
         self.last_id: int | None = None  # of the client's deliveries
         self.received = 0  # transfers that the primary has sent
         self.is_local_begun = False
@@ -96,6 +100,14 @@ class SplitSession:
         for number in lost:
             del self.unanswered[number]
         return [*lost.values()]
+
+    def move(self, link: SessionLink) -> None:
+        """The client is told that the link has ended. The primary does not know that yet: what it says of the link's
+        deliveries is kept from the client."""
+        self.split()
+        link.is_moved = True
+        self._untold |= {number for number, (owner, _) in self.unanswered.items() if owner is link}
+        self.forget(link)
 
     # -- what the primary says
 
@@ -141,14 +153,28 @@ class SplitSession:
     # -- from the primary to the client
 
     def answered_ranges(self, told: Outcomes) -> list[tuple[int, int]]:
-        """The client's ids of the deliveries that a disposition of the primary is about."""
+        """The client's ids of the deliveries that a disposition of the primary tells the client of."""
         ids = self._ids
         if ids is None or ids.next_id is None or not ids.translates:
-            return [(told.first, told.last)]
+            return self._told(told.first, told.last)
         ranges = ids.peers(told.first, told.last)
         if told.settled:
             ids.settled(told.first, told.last)
-        return ranges
+        return [part for first, last in ranges for part in self._told(first, last)]
+
+    def _told(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Parts of this range that the client is to hear of."""
+        if not self._untold:  # as nearly always
+            return [(first, last)]
+        parts, at = [], first
+        for number in sorted(within(first, last, self._untold), key=lambda number: (number - first) & _MASK):
+            self._untold.discard(number)
+            if number != at:
+                parts.append((at, (number - 1) & _MASK))
+            at = (number + 1) & _MASK
+        if (last - at) & _MASK <= (last - first) & _MASK:
+            parts.append((at, last))
+        return parts
 
     def flow_to_client(self, frame: Frame, with_link: bool) -> bytes:
         fields = list(frame.fields)
@@ -178,6 +204,14 @@ class SplitSession:
             *frame.fields[5:],
         ]
         return write(self.primary_channel, Descriptor.FLOW, fields)
+
+
+def within(first: int, last: int, known: Collection[int]) -> list[int]:
+    """The ids from `first` to `last` that are known. Ids are serial numbers (RFC 1982)."""
+    more = (last - first) & _MASK
+    if more < len(known):
+        return [number for each in range(more + 1) if (number := (first + each) & _MASK) in known]
+    return [number for number in known if (number - first) & _MASK <= more]
 
 
 def _number(value: Any) -> int:

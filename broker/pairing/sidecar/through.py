@@ -9,7 +9,7 @@ fare; credentials that the primary accepts; and the open, whose hostname becomes
 has failed over is answered by an engine here (`split_session`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final, NamedTuple, Protocol
 
 from broker.pairing.sidecar.frames import (
@@ -23,19 +23,23 @@ from broker.pairing.sidecar.frames import (
     transfer,
     write,
 )
-from broker.pairing.sidecar.split_session import SessionLink, SplitSession
+from broker.pairing.sidecar.split_session import SessionLink, SplitSession, within
 from protocol import conditions
 from protocol.addresses import InvalidAddress, Node, Part, parse
+from protocol.amqp_error import amqp_error
 from protocol.client.errors import ClientError, LinkDetached, MessageRefused, MessageReturned
 from protocol.client.messages import Message
-from protocol.codec import Described, UInt, ULong
-from protocol.engine.sasl import PLAIN
-from protocol.errors import ProtocolError
+from protocol.codec import Described, UInt
+from protocol.engine.incoming import IllegalState
+from protocol.engine.sasl import PLAIN, parse_plain
+from protocol.errors import LimitExceeded, ProtocolError
 from protocol.nodes import request_message
 from protocol.symbols import AMQP_HEADER, DESCRIPTOR_OF, Descriptor
 
 MAX_SESSIONS: Final = 65_536
-MAX_PENDING_TOKENS: Final = 200
+MAX_PENDING_TOKENS: Final = 1000
+MAX_TOKEN_CHARACTERS: Final = 16_384  # with its audience
+MAX_UNATTACHED: Final = 10_000  # links of a session
 _TRANSFER: Final = int(Descriptor.TRANSFER)
 _MASK: Final = (1 << 32) - 1
 _OUTCOME_OK: Final = 0
@@ -56,6 +60,9 @@ class Owner(Protocol):
     def on_token(self, audience: str, token: str) -> None:
         """The primary has accepted the token."""
 
+    def on_unread_token(self) -> None:
+        """The client may have shown the primary a token that we do not know."""
+
     def on_sender(self, path: str, error: ClientError | None, began_ms: int) -> None:
         """The primary has attached a sender, or has refused it with this error."""
 
@@ -64,6 +71,17 @@ class Owner(Protocol):
 
     def on_refused(self, path: str, error: ClientError, began_ms: int) -> None:
         """The primary has not accepted a message that was sent at `began_ms`, or has ended its link before it did."""
+
+
+class _Offer(NamedTuple):
+    """A token that the primary has not answered yet, or several with one message id, which are not told apart.
+
+    `token` is None if it is not known.
+    """
+
+    audience: str
+    token: str | None
+    unanswered: int
 
 
 class Moved(NamedTuple):
@@ -88,8 +106,10 @@ class Through:
         self._sessions: dict[int, SplitSession] = {}  # by the client's channel
         self._by_primary: dict[int, SplitSession] = {}
         self._by_local: dict[int, SplitSession] = {}
+        self._has_init = False  # the client has said how it shows who it is
         self._offer: tuple[str, str] | None = None  # key name and key that the client shows
-        self._pending: dict[object, tuple[str, str]] = {}  # message id: audience and token
+        self._pending: dict[object, _Offer] = {}  # by message id
+        self._has_unread_tokens = False
         self._has_local = False
         self._client_open: Frame | None = None
         self.is_open = False
@@ -191,12 +211,13 @@ class Through:
         return None
 
     def _client_init(self, frame: Frame) -> bytes | None:
+        if self._has_init:  # of two, nobody could tell which the primary has accepted (5.3.3.2)
+            raise IllegalState("the client has sent a second sasl-init")
+        self._has_init = True
         fields = list(frame.fields)
         response = frame.field(1)
         if frame.field(0) == PLAIN and isinstance(response, bytes):
-            _, _, rest = response.partition(b"\0")
-            name, _, key = rest.partition(b"\0")
-            self._offer = name.decode(errors="replace"), key.decode(errors="replace")
+            self._offer = parse_plain(response)
         if frame.field(2) is None:
             return None
         fields[2] = self._hostname
@@ -218,23 +239,29 @@ class Through:
             return None  # the primary says what is wrong with it
         link = SessionLink(int(handle), str(name), not role, now_ms)
         session.links[link.handle] = link
-        address = _address(frame.field(6 if link.is_sender else 5))
+        if self._is_answered_here(link, _address(frame.field(6 if link.is_sender else 5))):
+            self._begin_here(session)
+            self._owner.to_local(raw)
+            return b""
+        if len(session.unattached) >= MAX_UNATTACHED:
+            raise LimitExceeded("number of links that the primary has not answered", MAX_UNATTACHED)
+        session.unattached.append(link)
+        return None
+
+    def _is_answered_here(self, link: SessionLink, address: str | None) -> bool:
+        """Note what the link is for."""
         if address is None:
-            return None
+            return False
         try:
             parsed = parse(address)
         except InvalidAddress:
-            return None
+            return False
         if parsed.node is Node.CBS:
             link.is_claims = True
         elif link.is_sender and parsed.node is Node.ENTITY and parsed.part is Part.MAIN and parsed.subscription is None:
             link.path = parsed.path
-            if self._owner.is_here(parsed.path):
-                link.is_here = True
-                self._begin_here(session)
-                self._owner.to_local(raw)
-                return b""
-        return None
+            link.is_here = self._owner.is_here(parsed.path)
+        return link.is_here
 
     def _begin_here(self, session: SplitSession) -> None:
         session.split()
@@ -332,14 +359,17 @@ class Through:
 
     def _primary_attaches(self, session: SplitSession, frame: Frame) -> None:
         name, handle, role = frame.field(0), frame.field(1), frame.field(2)
-        for link in session.links.values():
-            if link.name == name and link.is_sender is role and not link.is_here and link.peers_handle is None:
-                link.peers_handle = int(handle)
-                session.in_primary[link.peers_handle] = link
-                if link.path is not None and frame.field(6) is not None:  # else its detach tells why it is refused
-                    link.is_accepted = True
-                    self._owner.on_sender(link.path, None, link.began_ms)
-                return
+        # The client may have attached another one by the same name meanwhile: the answers keep the order.
+        link = next((each for each in session.unattached if each.name == name and each.is_sender is role), None)
+        if link is None:
+            return
+        session.unattached.remove(link)
+        link.peers_handle = int(handle)
+        session.in_primary[link.peers_handle] = link
+        if link.path is not None and frame.field(6) is not None:  # else its detach tells why it is refused
+            link.is_accepted = True
+            if _names_entity(frame.field(6), link.path):
+                self._owner.on_sender(link.path, None, link.began_ms)
 
     def _primary_detaches(self, session: SplitSession, frame: Frame) -> bytes | None:
         link = session.in_primary.pop(frame.field(0), None)
@@ -367,7 +397,7 @@ class Through:
         taken: dict[str, int] = {}
         error = _error_of(told.state)
         for first, last in ranges:
-            for number in _within(first, last, unanswered):
+            for number in within(first, last, unanswered):
                 link, sent_ms = unanswered.pop(number)
                 assert link.path is not None
                 if error is None:
@@ -386,19 +416,31 @@ class Through:
     # -- tokens
 
     def _token_offered(self, data: bytes, start: int, end: int) -> None:
-        """Remember a token until the primary has answered. One in several frames is only not remembered."""
+        """Remember a token until the primary has answered."""
         frame = read(data, start, end)
-        if frame is None:
+        if frame is None or self._has_unread_tokens:
             return
         try:
             request = request_message.parse(frame.payload)
         except ProtocolError:
+            self._lose_track()  # it may be a part of one
             return
-        if len(self._pending) >= MAX_PENDING_TOKENS:
-            del self._pending[next(iter(self._pending))]
         audience, token = request.properties.get("name"), request_message.text(request.body)
-        if isinstance(audience, str) and token is not None and request.message_id is not None:
-            self._pending[_id_of(request.message_id)] = audience, token
+        if not isinstance(audience, str) or token is None or len(audience) + len(token) > MAX_TOKEN_CHARACTERS:
+            audience, token = "", None
+        number = _id_of(request.message_id)
+        known = self._pending.get(number)
+        if known is not None:
+            audience, token = "", None
+        self._pending[number] = _Offer(audience, token, 1 if known is None else known.unanswered + 1)
+        if len(self._pending) > MAX_PENDING_TOKENS:
+            self._lose_track()
+
+    def _lose_track(self) -> None:
+        """Which token an answer is about cannot be told any more."""
+        self._has_unread_tokens = True
+        self._pending.clear()
+        self._owner.on_unread_token()
 
     def _token_answered(self, session: SplitSession, data: bytes, start: int, end: int) -> None:
         link = session.in_primary.get(transfer(data, start, end).handle)
@@ -411,10 +453,19 @@ class Through:
             answer = Message.decode(frame.payload)
         except (ProtocolError, IndexError, TypeError, ValueError, OverflowError):
             return  # it is no message, which is the client's business
-        offered = self._pending.pop(_id_of(answer.correlation_id), None)
-        status = (answer.application_properties or {}).get("status-code")
-        if offered is not None and status in _STATUS_GOOD:
-            self._owner.on_token(*offered)
+        number = _id_of(answer.correlation_id)
+        offered = self._pending.get(number)
+        if offered is None:
+            return
+        if offered.unanswered > 1:
+            self._pending[number] = offered._replace(unanswered=offered.unanswered - 1)
+        else:
+            del self._pending[number]
+        if (answer.application_properties or {}).get("status-code") in _STATUS_GOOD:
+            if offered.token is None:
+                self._owner.on_unread_token()
+            else:
+                self._owner.on_token(offered.audience, offered.token)
 
     # -- frames of the engine here
 
@@ -473,6 +524,15 @@ class Through:
             if link.path is not None and not link.is_here and not link.is_moved
         }
 
+    def accepted_paths(self) -> set[str]:
+        """The entities to which the primary lets senders send now."""
+        return {
+            link.path
+            for session in self._sessions.values()
+            for link in session.links.values()
+            if link.path is not None and link.is_accepted and link.peers_handle is not None and not link.is_moved
+        }
+
     def unanswered(self, until_ms: int) -> Iterator[tuple[str, int]]:
         """Entities with deliveries sent at this time or earlier that have no answer, and when the first was sent."""
         for session in self._sessions.values():
@@ -495,13 +555,10 @@ class Through:
                     continue
                 assert session.primary_channel is not None
                 assert link.peers_handle is not None
-                link.is_moved = True
-                session.split()
-                error = Described(ULong(Descriptor.ERROR), [conditions.LINK_DETACH_FORCED, reason])
-                detach = [UInt(link.peers_handle), True, error]
+                detach = [UInt(link.peers_handle), True, amqp_error(conditions.LINK_DETACH_FORCED, reason)]
                 to_client.append(write(session.primary_channel, Descriptor.DETACH, detach))
                 to_primary.append(write(session.channel, Descriptor.DETACH, [UInt(link.handle), True]))
-                session.forget(link)
+                session.move(link)
         return Moved(b"".join(to_client), b"".join(to_primary))
 
 
@@ -512,14 +569,6 @@ def _note_send(session: SplitSession, link: SessionLink, seen: Transfer, number:
         session.unanswered.setdefault(number, (link, now_ms))
 
 
-def _within(first: int, last: int, known: Mapping[int, object]) -> list[int]:
-    """The ids from `first` to `last` that are known. Ids are serial numbers (RFC 1982)."""
-    more = (last - first) & _MASK
-    if more < len(known):
-        return [number for each in range(more + 1) if (number := (first + each) & _MASK) in known]
-    return [number for number in known if (number - first) & _MASK <= more]
-
-
 def _address(terminus: object) -> str | None:
     if not isinstance(terminus, Described) or not isinstance(terminus.value, list) or not terminus.value:
         return None
@@ -527,6 +576,17 @@ def _address(terminus: object) -> str | None:
     code = DESCRIPTOR_OF.get(code) if isinstance(code, str) else code
     address = terminus.value[0]
     return address if code in (Descriptor.SOURCE, Descriptor.TARGET) and isinstance(address, str) else None
+
+
+def _names_entity(target: object, path: str) -> bool:
+    """False if the target is another entity's. Who attaches one need not say its address."""
+    address = _address(target)
+    if address is None:
+        return True
+    try:
+        return parse(address).path.lower() == path.lower()
+    except InvalidAddress:
+        return False
 
 
 def _error_in(error: object) -> tuple[str, str] | None:

@@ -1,20 +1,22 @@
 """What the sidecar can say of a client's credentials without the primary.
 
 It knows the key that it was given, and remembers what the primary has accepted: tokens until they expire, keys for a
-day, and as digests only, whose key is random and never leaves the process. It also remembers which keys the primary
-has given the right to send, or refused it, and where.
+day. It also remembers who got the right to send, or was refused it, and where. Who that is, is never told by a name
+alone, because rules of several entities may have the same: a signer is a name with the digest of its key, or of its
+token. The key of the digests is random and never leaves the process.
 """
 
 import hmac
 import secrets
 from collections import OrderedDict
-from hashlib import sha256
-from typing import Final
+from collections.abc import Collection
+from typing import Final, NamedTuple
 
 from protocol.client.connection_string import Anonymous, ConnectionString, SharedAccessKey
 from protocol.errors import ProtocolError
+from protocol.host_names import DEFAULT_HOST_NAMES, HostNames
 from protocol.nodes import sas_tokens
-from protocol.nodes.sas_tokens import KeyRule, TokenError
+from protocol.nodes.sas_tokens import IsHost, KeyRule, TokenError
 
 MAX_REMEMBERED: Final = 10_000
 KEY_SECONDS: Final = 24 * 3600.0
@@ -28,44 +30,76 @@ class Unverifiable(ProtocolError):
         super().__init__("The primary namespace is away, and only it can verify this key. Please try again later.")
 
 
+class Signer(NamedTuple):
+    """Who has shown himself: by the key of this name, or by a token that says that a key of this name has signed it."""
+
+    name: str
+    digest: bytes
+
+
 class _Memory:
     """Digests with the time until which they count; the oldest are forgotten when there are too many."""
 
-    def __init__(self) -> None:
-        self._key = secrets.token_bytes(32)
+    def __init__(self, digest: "_Digest") -> None:
+        self._digest = digest
         self._until: OrderedDict[bytes, float] = OrderedDict()
 
-    def add(self, *parts: str, until_s: float) -> None:
-        digest = self._digest(parts)
+    def add(self, *parts: str | bytes, until_s: float) -> None:
+        digest = self._digest(*parts)
         self._until[digest] = until_s
         self._until.move_to_end(digest)
         if len(self._until) > MAX_REMEMBERED:
             self._until.popitem(last=False)
 
-    def remove(self, *parts: str) -> None:
-        self._until.pop(self._digest(parts), None)
+    def remove(self, *parts: str | bytes) -> None:
+        self._until.pop(self._digest(*parts), None)
 
-    def has(self, *parts: str, now_s: float) -> bool:
-        return self._until.get(self._digest(parts), 0.0) > now_s
+    def has(self, *parts: str | bytes, now_s: float) -> bool:
+        return self._until.get(self._digest(*parts), 0.0) > now_s
 
-    def _digest(self, parts: tuple[str, ...]) -> bytes:
-        whole = b"".join(
-            len(text).to_bytes(8, "big") + text for text in (part.encode(errors="surrogatepass") for part in parts)
-        )
-        return hmac.digest(self._key, whole, "sha256")
+
+class _Digest:
+    """Digests of several texts together, which differ wherever one of them does."""
+
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(32)
+
+    def __call__(self, *parts: str | bytes) -> bytes:
+        encoded = [part if isinstance(part, bytes) else part.encode(errors="surrogatepass") for part in parts]
+        return hmac.digest(self._key, b"".join(len(each).to_bytes(8, "big") + each for each in encoded), "sha256")
 
 
 class Trust:
-    """Times are Unix seconds, paths in lower case. A `signer` is the name of a key, or what `signer_of` says."""
+    """Times are Unix seconds, paths in lower case."""
 
-    def __init__(self, primary: ConnectionString) -> None:
+    def __init__(self, primary: ConnectionString, is_host: IsHost | None = None) -> None:
+        """`is_host` tells hosts from paths in resources and audiences without a scheme (`protocol.host_names`)."""
+        self.is_host = is_host or HostNames([*DEFAULT_HOST_NAMES, primary.host]).has
         credentials = primary.credentials
         self._own = credentials if isinstance(credentials, SharedAccessKey) else None
         self.needs_nothing = isinstance(credentials, Anonymous)  # the primary wants no credentials at all
-        self._tokens = _Memory()
-        self._keys = _Memory()
-        self._senders = _Memory()
-        self._refused = _Memory()
+        self._digest = _Digest()
+        self._tokens = _Memory(self._digest)
+        self._keys = _Memory(self._digest)
+        self._senders = _Memory(self._digest)
+        self._refused = _Memory(self._digest)
+        self._own_signer = None if self._own is None else self.signer_of_key(self._own.name, self._own.key)
+        self._own_is_refused = False  # the primary has another key by now
+
+    def signer_of_key(self, key_name: str, key: str) -> Signer:
+        return Signer(key_name, self._digest("key", key_name, key))
+
+    def signer_of_token(self, token: str) -> Signer:
+        """The sidecar's own key if that has signed the token. Other keys are not known here, so the token stands for
+        itself."""
+        try:
+            name = sas_tokens.parse(token).key_name
+            own = self._own
+            if own is not None and name == own.name and sas_tokens.is_signed_with(token, own.key):
+                return self.signer_of_key(own.name, own.key)
+        except TokenError:
+            name = ""
+        return Signer(name, self._digest("token", token))
 
     # -- what the primary has said
 
@@ -73,16 +107,30 @@ class Trust:
         self._tokens.add(audience, token, until_s=expiry_of(token) or now_s + OTHER_TOKEN_SECONDS)
 
     def key_answered(self, key_name: str, key: str, accepted: bool, now_s: float) -> None:
+        if self.signer_of_key(key_name, key) == self._own_signer:
+            self._own_is_refused = not accepted
         if accepted:
             self._keys.add(key_name, key, until_s=now_s + KEY_SECONDS)
         else:
             self._keys.remove(key_name, key)
 
-    def sender_answered(self, signer: str, path: str, accepted: bool, now_s: float) -> None:
-        """The primary has attached a sender to the entity, or has refused the right."""
-        there, elsewhere = (self._senders, self._refused) if accepted else (self._refused, self._senders)
-        there.add(signer, path, until_s=now_s + KEY_SECONDS)
-        elsewhere.remove(signer, path)
+    def sender_answered(self, signers: Collection[Signer], path: str, accepted: bool, now_s: float) -> None:
+        """The primary has attached a sender to the entity, or has refused the right, to who is all of these signers.
+
+        If there are several, one of them has the right; which, is not known. If they have none, none of them has.
+        """
+        if not signers:
+            return
+        together, until_s = _together(signers), now_s + KEY_SECONDS
+        if accepted:
+            self._senders.add(path, *together, until_s=until_s)
+            if len(signers) == 1:
+                self._refused.remove(path, *together)
+            return
+        self._senders.remove(path, *together)
+        for each in signers:
+            self._senders.remove(path, *each)
+            self._refused.add(path, *each, until_s=until_s)
 
     # -- without the primary
 
@@ -91,27 +139,41 @@ class Trust:
         if self.needs_nothing or self._tokens.has(audience, token, now_s=now_s):
             return
         own = self._own
-        if own is None or not token.startswith(sas_tokens.PREFIX) or sas_tokens.parse(token).key_name != own.name:
+        if own is None or self._own_is_refused or not token.startswith(sas_tokens.PREFIX):
+            raise Unverifiable
+        if sas_tokens.parse(token).key_name != own.name:
             raise Unverifiable
         rules = (KeyRule((own.key,), frozenset()),)
-        sas_tokens.verify(token, audience, lambda name, path: rules, now_s)
+        sas_tokens.verify(token, audience, lambda name, path: rules, now_s, self.is_host)
 
     def check_key(self, key_name: str, key: str, now_s: float) -> bool:
         """Raises Unverifiable if it is not known."""
-        if self.needs_nothing:
+        if self.needs_nothing or self._keys.has(key_name, key, now_s=now_s):
             return True
         own = self._own
         if own is not None and key_name == own.name:
-            return hmac.compare_digest(key.encode(errors="surrogatepass"), own.key.encode())
-        if self._keys.has(key_name, key, now_s=now_s):
-            return True
+            is_own = hmac.compare_digest(key.encode(errors="surrogatepass"), own.key.encode())
+            return is_own and not self._own_is_refused
         raise Unverifiable
 
-    def may_send(self, signer: str, path: str, now_s: float) -> bool:
-        """True for what the primary has allowed before, and for the sidecar's own key unless that was refused."""
-        if self.needs_nothing or self._senders.has(signer, path, now_s=now_s):
+    def may_send(self, signers: Collection[Signer], path: str, now_s: float) -> bool:
+        """True for what the primary has allowed before, to one of these signers or to who was all of them; and for the
+        sidecar's own key unless that was refused."""
+        if self.needs_nothing:
             return True
-        return self._own is not None and signer == self._own.name and not self._refused.has(signer, path, now_s=now_s)
+        shown: list[Collection[Signer]] = [[each] for each in signers]
+        if len(signers) > 1:
+            shown.append(signers)
+        if any(self._senders.has(path, *_together(each), now_s=now_s) for each in shown):
+            return True
+        own = self._own_signer
+        if own is None or own not in signers or self._own_is_refused:
+            return False
+        return not self._refused.has(path, *own, now_s=now_s)
+
+
+def _together(signers: Collection[Signer]) -> list[str | bytes]:
+    return [part for signer in sorted(set(signers)) for part in signer]
 
 
 def expiry_of(token: str) -> float | None:
@@ -120,11 +182,3 @@ def expiry_of(token: str) -> float | None:
         return float(sas_tokens.parse(token).expires)
     except TokenError:
         return None
-
-
-def signer_of(token: str) -> str:
-    """The name of the key that a token says has signed it; for other tokens a name of their own."""
-    try:
-        return sas_tokens.parse(token).key_name
-    except TokenError:
-        return "token " + sha256(token.encode(errors="surrogatepass")).hexdigest()

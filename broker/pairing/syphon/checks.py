@@ -15,7 +15,7 @@ from broker.atom.values import UNLIMITED_MS, read_boolean, read_duration_ms, rea
 from broker.logging import get_logger
 from broker.pairing.backlog import backlog_queues, lease_queue
 from broker.pairing.options import InvalidPairing
-from broker.pairing.pairing import Namespace, name_of
+from broker.pairing.pairing import PRIMARY_SECONDS, Namespace, name_of
 from broker.pairing.provisioning import check_they_differ, create_lease_queue, create_missing
 from broker.pairing.reaching import SecondaryAway, connect_secondary, is_away, reason_primary_is_away
 from broker.pairing.syphon.options import SyphonOptions
@@ -47,21 +47,22 @@ async def check(primary: Namespace, secondary: Namespace, primary_name: str | No
     described: dict[str, Element] = {}
     not_made: Exception | None = None
     async with await connect_secondary(secondary) as connection:
-        async with primary.management() as one, secondary.management() as other:
+        async with primary.management(PRIMARY_SECONDS) as one, secondary.management() as other:
             try:
                 await create_missing(other, name, options.backlog_queue_count)
                 await create_lease_queue(other, name)
                 described = {queue: (await other.get(queue)).description for queue in (*queues, leases)}
             except (HttpError, InvalidPairing) as error:
-                not_made = error
+                not_made = error.with_traceback(None)  # which refers to this call
             await check_they_differ(one, other)
-            await _tell_who_may_get_twice(one)
+            reason = await reason_primary_is_away(primary)
+            if reason is None:
+                await _tell_who_may_get_twice(one)
         for queue in queues:
             for text in _doubts(described.get(queue)):
                 log.warning(text, queue=queue)
         await asyncio.gather(*(_try(connection, queue, None, not_made) for queue in queues))
         await _try(connection, leases, _CHECKED_SESSION, not_made)
-    reason = await reason_primary_is_away(primary)
     if reason is not None:
         log.info("the primary is away now", reason=reason)
     lock_s = {queue: _lock_s(described.get(queue)) for queue in queues}

@@ -198,7 +198,10 @@ class Drain:
             raise
         finally:
             unwatch()
-            await self._end()
+            try:
+                await self._end()
+            finally:
+                self._fault = None  # it refers to these calls
 
     @property
     def _is_over(self) -> bool:

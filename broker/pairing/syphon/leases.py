@@ -60,7 +60,7 @@ class Lease:
         self.may_be_given_back = True
         self._counters = counters
         receiver.watch(lambda: self._changed())
-        self._renewing = asyncio.create_task(self._renew())
+        self._renewing: asyncio.Task[None] | None = asyncio.create_task(self._renew())
 
     @classmethod
     async def take(
@@ -105,7 +105,9 @@ class Lease:
     async def give_back(self) -> None:
         """End the lease; another syphon can have it at once."""
         is_lost, self._is_given_back = self.is_lost, True
-        self._renewing.cancel()
+        if self._renewing is not None:
+            self._renewing.cancel()
+            self._renewing = None  # a cancelled task keeps its call, which refers to the lease
         try:
             if self.may_be_given_back and not is_lost:
                 await self._management.set_session_state(self._session, _written(True, self.deferred))

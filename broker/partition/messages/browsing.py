@@ -1,15 +1,23 @@
-"""Shows messages of a queue without taking them, in any place, by sequence number."""
+"""Shows messages of a queue without taking them, in any place, by sequence number; and tells when there are more."""
 
+from collections.abc import Hashable
 from heapq import merge
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
-from broker.errors import InvalidArgument
+from broker.errors import BrokerError, InvalidArgument
 from broker.partition.messages.moves import set_aside_unlocked
+from broker.partition.messages.selecting import LOOK_BYTES, LOOK_STEP, selects
 from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
 from broker.partition.state.receivers import encoded
 from storage.records import CorruptRecord, Place, decode_entry, queue_key, unpack_queue_key
 from storage.store import Table
+
+if TYPE_CHECKING:
+    from broker.rules.selectors import Selector
+
+BROWSE_STEP = LOOK_STEP  # entries that one `browse` looks at
 
 
 def peek(
@@ -20,15 +28,59 @@ def peek(
     Locked and expired messages are shown, too; with `session_id`, those of that session. There are fewer if their
     records exceed `max_bytes`, but at least one.
     """
+    _check(from_number, count)
+    count = min(count, core.settings.peek_max)
+    items, _ = _shown(core, queue, from_number, count, count, max_bytes, session_id)
+    return items
+
+
+def browse(
+    core: Core,
+    queue: Queue,
+    from_number: int,
+    count: int,
+    max_bytes: int,
+    session_id: str | None = None,
+    selector: "Selector | None" = None,
+) -> list[Any]:
+    """A step of all messages from this number on: [items as those of `peek`, the number to go on from, True if that is
+    behind all messages]. With a selector they are those that it selects.
+    """
+    _check(from_number, count)
+    step = min(count if selector is None else BROWSE_STEP, core.step(), BROWSE_STEP)
+    items, next_number = _shown(core, queue, from_number, step, count, max_bytes, session_id, selector)
+    core.turn.work += 1
+    return [items, queue.next_number, True] if next_number is None else [items, next_number, False]
+
+
+def _check(from_number: int, count: int) -> None:
+    """Raises InvalidArgument."""
     if count < 1:
         raise InvalidArgument(f"message-count must be positive, not {count}.")
     if not 0 <= from_number < 1 << 63:
         raise InvalidArgument(f"from-sequence-number must be a positive 64-bit number, not {from_number}.")
-    count = min(count, core.settings.peek_max)
-    found = merge(*(entries(core, queue, place, from_number, count, session_id) for place in Place))
+
+
+def _shown(
+    core: Core,
+    queue: Queue,
+    from_number: int,
+    looked: int,
+    count: int,
+    max_bytes: int,
+    session_id: str | None,
+    selector: "Selector | None" = None,
+) -> tuple[list[Any], int | None]:
+    """Items as those of `peek`, of up to `looked` entries. Then the next number to look at; None if there is none."""
+    lists = [entries(core, queue, place, from_number, looked, session_id) for place in Place]
+    found = list(islice(merge(*lists), looked))
+    core.turn.work += len(found)
+    more = sum(map(len, lists)) > len(found) or any(len(each) == looked for each in lists)
     items: list[Any] = []
-    used_bytes = shown = 0
+    used_bytes = passed_bytes = shown = 0
     for number, place, value in found:
+        if shown == count:
+            return items, number
         try:
             message_id, delivery_count, overlay = decode_entry(value)
         except CorruptRecord:
@@ -38,14 +90,17 @@ def peek(
         if record is None:
             set_aside_unlocked(core, queue, Place(place), number, message_id)
             continue
+        if selector is not None and not selects(core, selector, record, delivery_count, overlay):
+            passed_bytes += len(record)
+            if passed_bytes >= LOOK_BYTES:
+                return items, number + 1
+            continue
         used_bytes += len(record)
         if shown and used_bytes > max_bytes:
-            break
+            return items, number
         items += (place, number, delivery_count, record, overlay)
         shown += 1
-        if shown == count:
-            break
-    return items
+    return items, found[-1][0] + 1 if more else None
 
 
 def entries(
@@ -67,3 +122,38 @@ def entries(
         _, _, number = unpack_queue_key(key)
         found.append((number, int(place), value))
     return found
+
+
+# -- browsers that wait for more
+
+
+def wait(core: Core, queue: Queue, browser: Hashable, number: int) -> None:
+    """The browser is told once when the queue has had a message with this number, or a later one."""
+    wait_no_more(core, browser, 0)
+    queue.browsers[browser] = number
+    core.browsers[browser] = queue.id
+    core.turn.browsed[queue.id] = queue
+
+
+def wait_no_more(core: Core, browser: Hashable, now_ms: int) -> None:
+    queue = core.queues.get(core.browsers.pop(browser, 0))
+    if queue is not None:
+        del queue.browsers[browser]
+        queue.accessed_ms = max(queue.accessed_ms, now_ms)
+
+
+def told_of_more(core: Core) -> list[Hashable]:
+    """The browsers to tell now."""
+    told: list[Hashable] = []
+    for queue in core.turn.take_browsed().values():
+        told += [browser for browser, number in queue.browsers.items() if number < queue.next_number]
+    for browser in told:
+        wait_no_more(core, browser, 0)
+    return told
+
+
+def end_waits(core: Core, queue: Queue, error: BrokerError) -> None:
+    """The browsers that wait are told `error`."""
+    for browser in list(queue.browsers):
+        core.turn.closed.append((browser, error))
+        wait_no_more(core, browser, 0)

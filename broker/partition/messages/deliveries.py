@@ -23,7 +23,8 @@ Drained = list[tuple[Hashable, int]]
 class Pumped(NamedTuple):
     """`deliveries`: (receiver, locked_until_ms or 0 if not locked, entry items: see broker.wire).
 
-    `drained`: (receiver, deliveries since it was opened). `available`: receivers that watch, and could take messages.
+    `drained`: (receiver, deliveries since it was opened). `available`: receivers that watch, and could take messages,
+    and browsers for which there are more.
     `closed`: receivers that the partition closed, and the errors. `more`: there is more to do at once, which this turn
     was too short for. `forwards` may leave after the commit. `accepted`: (receiver, session id, locked_until_ms) of
     receivers that have got their session.

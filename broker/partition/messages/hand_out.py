@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Hashable
 from collections.abc import Set as AbstractSet
+from functools import partial
 from itertools import islice
 from operator import itemgetter
 from typing import Any
 
+from broker.partition.messages import selecting
 from broker.partition.messages.deliveries import (
     READ_MAX,
     RECEIVED_AND_DELETED,
@@ -16,8 +18,10 @@ from broker.partition.messages.deliveries import (
     token_of,
 )
 from broker.partition.messages.moves import discard, expire, overlay_expires_ms, set_aside, unlocked
+from broker.partition.messages.selecting import Taken
 from broker.partition.messages.session_hand_out import hand_out_sessions
 from broker.partition.state.core import Core
+from broker.partition.state.line import Line
 from broker.partition.state.locks import NOBODY, Held, LockRun
 from broker.partition.state.queue import Queue
 from broker.partition.state.receivers import Receiver, Session
@@ -43,7 +47,6 @@ FRESH_TIMES = 4  # so many times what came in a turn may be handed out in it, be
 _AVAILABLE, _LOCKS = Place.AVAILABLE, Due.LOCKS
 _DEFERRED, _QUEUE = Place.DEFERRED, Table.QUEUE
 
-Taken = list[tuple[Ref, bytes, int]]  # ref, record, time of its DUE entry or NEVER
 _ref_of: Callable[[tuple[Ref, bytes, int]], Ref] = itemgetter(0)
 
 
@@ -67,25 +70,87 @@ def pump(core: Core, now_ms: int) -> tuple[Deliveries, Drained, list[Hashable]]:
             continue
         if queue.sessions is not None:
             used_bytes, cut = hand_out_sessions(core, queue, queue.sessions, now_ms, budget_bytes, deliveries, drained)
+        elif queue.selections:
+            used_bytes, cut = _hand_out_to_all(core, queue, now_ms, budget_bytes, deliveries, drained, available)
         else:
-            used_bytes, cut = _hand_out(core, queue, now_ms, budget_bytes, deliveries)
+            used_bytes, cut = _hand_out(core, queue, queue.line, take, now_ms, budget_bytes, deliveries)
         budget_bytes -= used_bytes
         if cut:
             later.append(queue)
-            continue
-        line = queue.line
-        if line.draining:
-            drained += [(receiver.key, receiver.delivered) for receiver in line.take_drained()]
-        if line.watching and not line.waiting and (ready := queue.ready()) > 0:
-            available += [receiver.key for receiver in line.tell(ready)]
+        elif not queue.selections:
+            _tell(queue.line, queue.ready(), drained, available)
     for queue in later:
         core.turn.awake[queue.id] = queue
     return deliveries, drained, available
 
 
-def _hand_out(core: Core, queue: Queue, now_ms: int, budget_bytes: int, deliveries: Deliveries) -> tuple[int, bool]:
-    """Returns the bytes used, and True if it was cut short by the budget or because the turn has no work left."""
-    line, until_ms = queue.line, now_ms + queue.terms.lock_duration_ms
+def _hand_out_to_all(
+    core: Core,
+    queue: Queue,
+    now_ms: int,
+    budget_bytes: int,
+    deliveries: Deliveries,
+    drained: Drained,
+    available: list[Hashable],
+) -> tuple[int, bool]:
+    """Serve the receivers with selectors, too. What the first get is gone for the others, so the first are others each
+    time; those that the turn did not get to come first in the next.
+
+    Returns the bytes used, and True if it was cut short for some of them.
+    """
+    used_bytes, served, cut = 0, 0, False
+    for selection in list(queue.turns):
+        if served and (used_bytes >= budget_bytes or core.work_left() <= 0):
+            cut = True
+            break
+        served += 1
+        if selection is None:
+            line, take_next = queue.line, take
+        else:
+            line, take_next = selection.line, partial(selecting.take, selection)
+        used, cut_here = _hand_out(core, queue, line, take_next, now_ms, budget_bytes - used_bytes, deliveries)
+        used_bytes += used
+        if selection is None:
+            ready = queue.ready()
+        else:
+            ready = 0
+            if not cut_here and line.watching and not (line.waiting or line.told):
+                found, cut_here = selecting.is_ready(core, queue, selection, now_ms)
+                ready = int(found)
+        if cut_here:
+            cut = True
+            if line.draining:
+                drained += [(receiver.key, receiver.delivered) for receiver in line.take_used_up()]
+        else:
+            _tell(line, ready, drained, available)
+    queue.turns.rotate(-served if cut and served < len(queue.turns) else -1)
+    if len(queue.window.skip) > queue.locks.count() + core.settings.window:
+        queue.window.reset(queue.locks.numbers())  # see `withdraw`
+    return used_bytes, cut
+
+
+def _tell(line: Line, ready: int, drained: Drained, available: list[Hashable]) -> None:
+    """The receivers in line have got what there is: end their drains, and tell those that watch."""
+    if line.draining:
+        drained += [(receiver.key, receiver.delivered) for receiver in line.take_drained()]
+    if line.watching and not line.waiting and ready > 0:
+        available += [receiver.key for receiver in line.tell(ready)]
+
+
+def _hand_out(
+    core: Core,
+    queue: Queue,
+    line: Line,
+    take_next: Callable[[Core, Queue, int, int, int], tuple[Taken, int, bool]],
+    now_ms: int,
+    budget_bytes: int,
+    deliveries: Deliveries,
+) -> tuple[int, bool]:
+    """`take_next` takes messages as `take` does.
+
+    Returns the bytes used, and True if it was cut short by the budget or because the turn has no work left.
+    """
+    until_ms = now_ms + queue.terms.lock_duration_ms
     items: dict[Hashable, list[Any]] = {}
     used_bytes, cut = 0, False
     while line.waiting and not cut and (ready := queue.ready()) > 0:
@@ -95,7 +160,7 @@ def _hand_out(core: Core, queue: Queue, now_ms: int, budget_bytes: int, deliveri
             wanted = min(wanted, max(len(group), core.work_left()))
         if limit_bytes > budget_bytes - used_bytes:
             limit_bytes = budget_bytes - used_bytes
-        taken, bytes_taken, cut = take(core, queue, wanted, limit_bytes, now_ms)
+        taken, bytes_taken, cut = take_next(core, queue, wanted, limit_bytes, now_ms)
         used_bytes += bytes_taken
         each, more = divmod(len(taken), len(group))
         begin = 0

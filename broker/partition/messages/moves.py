@@ -13,7 +13,7 @@ from broker.partition.state.locks import NOBODY, Held, ref_of, size_of
 from broker.partition.state.queue import Queue
 from broker.partition.state.tally import MAX_DELIVERY_COUNT_EXCEEDED, TTL_EXPIRED
 from broker.partition.state.timers import Due
-from broker.partition.state.window import Ref, message_id_of
+from broker.partition.state.window import Ref, message_id_of, number_of
 from protocol.extension import extension
 from storage.journal.events import Op
 from storage.quarantine import quarantine, size_set_aside
@@ -108,6 +108,8 @@ def put_back(core: Core, queue: Queue, held: Held, now_ms: int) -> None:
         window.put_back(ref)
         if len(window.returned) > core.settings.window:
             window.reset(queue.locks.numbers())
+        for selection in queue.selections.values():
+            selection.put_back(number_of(ref), core.settings.window)
     core.turn.wake(queue)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from broker.errors import EntityNotFound
 from broker.partition.messages.moves import enter_again, overlay_expires_ms, put_back, unlocked
 from broker.partition.state.core import Core
 from broker.wire import ENTRY
@@ -13,17 +14,19 @@ from storage.records import COPY_BYTES, NEVER, Field, Place, message_expires_ms
 def restore(core: Core, queue_id: int, entries: Sequence[Any], now_ms: int) -> None:
     """Each message is available again under its number, and its record gets a new message id.
 
-    If the queue has forwarded messages with higher numbers meanwhile, the message gets a new number. With the old
-    number the destination would take it for one that was forwarded already.
+    In a queue that forwards, the message gets a new number: with the old one the destination might take it for one that
+    was forwarded already.
 
     Quotas and the entity's status do not matter here. If the entity was deleted meanwhile, the messages stay deleted.
+    Raises EntityMoving, ServerBusy.
     """
-    queue = core.find(queue_id)
-    if queue is None:
+    try:
+        queue = core.queue(queue_id)
+    except EntityNotFound:
         return
     for start in range(0, len(entries), ENTRY):
         _, number, delivery_count, record, overlay = entries[start : start + ENTRY]
-        if queue.outbox is not None and number <= queue.outbox.highest:
+        if queue.outbox is not None:
             overlay = {Field.ENQUEUE_SEQUENCE_NUMBER: number, **(overlay or {})}
             number, queue.next_number = queue.next_number, queue.next_number + 1
         message_id = core.bodies.next_id

@@ -14,6 +14,7 @@ from broker.partition.messages.deliveries import (
     token_of,
 )
 from broker.partition.messages.moves import discard, expire, set_aside, unlocked
+from broker.partition.messages.selecting import of_session
 from broker.partition.state.core import Core
 from broker.partition.state.locks import NOBODY, Held, LockRun
 from broker.partition.state.queue import Queue
@@ -54,7 +55,7 @@ def hand_out_sessions(
     while turn and used_bytes < budget_bytes and gone_left > 0 and core.work_left() > 0:
         left_bytes = budget_bytes - used_bytes
         most = min(READ_MAX, left_bytes // average_bytes + 1)
-        batch = _next_batch(core, queue, sessions, turn, most, given_bytes, drained)
+        batch = _next_batch(core, queue, sessions, turn, most, given_bytes, drained, now_ms)
         if not batch:
             continue
         records = core.bodies.read([ref[1] for _, _, refs in batch for ref in refs])
@@ -91,6 +92,7 @@ def _next_batch(
     most: int,
     given_bytes: dict[str, int],
     drained: Drained,
+    now_ms: int,
 ) -> list[OfSession]:
     """Take up to `most` messages out of the windows of the next sessions, as far as their receivers have credit.
 
@@ -115,6 +117,12 @@ def _next_batch(
             if len(refs) < wanted and window.cursor < ALL:
                 refs += next_of_session(core, queue, session, wanted - len(refs), wanted)
                 has_work_left = core.work_left() > 0
+            if receiver.selector is not None and refs:
+                refs = of_session(core, queue, receiver.selector, refs, now_ms)
+                has_work_left = core.work_left() > 0
+                if not refs and session.may_have_more:
+                    turn.appendleft(session)
+                    continue
             if refs:
                 most -= len(refs)
                 batch.append((session, receiver, refs))

@@ -3,6 +3,7 @@
 from broker.errors import BrokerError
 from broker.partition.forwarding.source import begin, begin_again, forget
 from broker.partition.messages import duplicates
+from broker.partition.messages.browsing import end_waits
 from broker.partition.messages.schedule import mend_times
 from broker.partition.state import idleness
 from broker.partition.state.core import PARTS, Core
@@ -54,10 +55,11 @@ def leave(core: Core, entity_id: int, error: BrokerError) -> None:
 
 
 def close_receivers(core: Core, queue_id: int, error: BrokerError) -> None:
-    """The receivers of the queue are told `error`. The locks that they have stay."""
+    """The receivers and browsers of the queue are told `error`. The locks that they have stay."""
     queue = core.queues.get(queue_id)
     if queue is None:
         return
+    end_waits(core, queue, error)
     for receiver in list(queue.receivers.values()):
         core.close_receiver(receiver, error)
     queue.window.active = queue.outbox is not None

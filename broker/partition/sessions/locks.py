@@ -46,7 +46,7 @@ def accept(core: Core, queue: Queue, receiver: Receiver, session_id: str | None,
     assert sessions is not None
     if session_id is None:
         core.changing()
-        core.receivers[receiver.key] = queue.receivers[receiver.key] = receiver
+        core.enter(queue, receiver)
         sessions.wait(receiver, now_ms + timeout_ms)
         core.timers.arm(now_ms + timeout_ms, (queue.id, Due.SESSION_WAITS))
         core.turn.wake(queue)
@@ -58,7 +58,7 @@ def accept(core: Core, queue: Queue, receiver: Receiver, session_id: str | None,
             f"The requested session '{session_id}' cannot be accepted. It may be locked by another receiver."
         )
     core.changing()
-    core.receivers[receiver.key] = queue.receivers[receiver.key] = receiver
+    core.enter(queue, receiver)
     if before is not None:
         _lose(core, queue, before, now_ms)
         ending = sessions.ending.get(session_id)
@@ -216,6 +216,7 @@ def _release(core: Core, queue: Queue, session: Session, failed_by: Op | None, n
     """End the lock and put its messages back, in later turns if they are many. `failed_by`: as in `Ending`."""
     sessions = queue.sessions
     assert sessions is not None
+    session.receiver = None  # which refers to the session
     del sessions.locked[session.id]
     sessions.awake.pop(session.id, None)
     sessions.offered.add_again(session.id)

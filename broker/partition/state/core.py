@@ -16,6 +16,7 @@ from broker.partition.state.receivers import Receiver
 from broker.partition.state.recount import recount, recount_copies
 from broker.partition.state.room import PAGE_BYTES, Room
 from broker.partition.state.sessions import Sessions
+from broker.partition.state.stored_marks import StoredMarks
 from broker.partition.state.stored_rules import read_rules
 from broker.partition.state.tally import Totals
 from broker.partition.state.terms import Kind, Terms
@@ -109,8 +110,10 @@ class Core:
         self.topics: dict[int, Topic] = {}  # topics that were published to since the start, by entity id
         self.queues: dict[int, Queue] = {}  # queues that were used since the start, by queue id
         self.receivers: dict[Hashable, Receiver] = {}
+        self.browsers: dict[Hashable, int] = {}  # those that wait for more messages -> queue id
         self.turn = Turn()
         self.room = Room(store, settings)
+        self.marks = StoredMarks(store)
         self.forwarding = Forwarding()
         self.transactions = Transactions()
         self.seen_ids: dict[int, SeenIds] = {}  # for entities with duplicate detection, by entity id
@@ -292,6 +295,11 @@ class Core:
             queue.swept = b""
         self.timers.arm(time_ms, (queue.id, _EXPIRY))
 
+    def enter(self, queue: Queue, receiver: Receiver) -> None:
+        """The receiver is open."""
+        self.receivers[receiver.key] = receiver
+        queue.enter(receiver)
+
     def close_receiver(self, receiver: Receiver, error: BrokerError | None = None) -> Queue | None:
         """Remove the receiver from everything but its locks. The receiver is told `error`, the broker's reason."""
         del self.receivers[receiver.key]
@@ -299,10 +307,7 @@ class Core:
             self.turn.closed.append((receiver.key, error))
         queue = self.queues.get(receiver.queue_id)
         if queue is not None:
-            queue.line.leave(receiver)
-            del queue.receivers[receiver.key]
-            if queue.sessions is not None:
-                queue.sessions.waiting.pop(receiver.key, None)
+            queue.leave(receiver)
         return queue
 
     def store_is_full(self) -> bool:
@@ -364,6 +369,8 @@ class Core:
             counts = [(entity_key(queue.id), queue.encoded_counts()) for queue in turn.touched.values()]
             self.store.put_many(_COUNTS, counts)
             turn.touched.clear()
+        if self.marks.noted:
+            self.marks.write()
         self.bodies.turn_ended()
         self.room.end_turn(turn.work)
         turn.work_limit = None

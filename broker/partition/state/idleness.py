@@ -212,7 +212,7 @@ def _is_in_use(core: Core, entity_id: int) -> bool:
     transfers = core.queues.get(queue_id_of(entity_id, Part.TRANSFER))  # a transfer queue with messages is always open
     if _has_scheduled(core, entity_id) or (transfers is not None and any(transfers.counts)):
         return True
-    return any(queue.is_pulled for queue in _open_queues(core, entity_id))
+    return any(queue.is_in_use for queue in _open_queues(core, entity_id))
 
 
 def _open_queues(core: Core, entity_id: int) -> Iterator[Queue]:

@@ -24,6 +24,11 @@ class Line:
         self.told: set[Hashable] = set()  # those that were told, and have not answered
         self.draining: dict[Hashable, Receiver] = {}
 
+    @property
+    def is_pulled(self) -> bool:
+        """True if a receiver has credit, here or on another partition."""
+        return bool(self.waiting or self.watching or self.told)
+
     def grant(self, receiver: Receiver, limit: int) -> None:
         receiver.limit = limit
         if limit > receiver.delivered:
@@ -98,6 +103,13 @@ class Line:
         for receiver in group:
             if receiver.delivered >= receiver.limit:
                 self._leave_line(receiver)
+
+    def take_used_up(self) -> list[Receiver]:
+        """As `take_drained`, those that have no credit left to wait with."""
+        drained = [receiver for receiver in self.draining.values() if receiver.key not in self.waiting]
+        for receiver in drained:
+            self.end_drain(receiver)
+        return drained
 
     def take_drained(self) -> list[Receiver]:
         """The receivers that drain: the rest of their grants ends, and they leave the line."""

@@ -1,12 +1,14 @@
 """One queue of an entity (main, dead-letter or transfer): its counts, and the part of it that is in memory."""
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Hashable, Sequence
 
 from broker.partition.state.lanes import Transfers
 from broker.partition.state.line import Line
 from broker.partition.state.locks import Locks
 from broker.partition.state.outbox import Outbox
 from broker.partition.state.receivers import Receiver
+from broker.partition.state.selection import Selection
 from broker.partition.state.sessions import Sessions
 from broker.partition.state.tally import Tally
 from broker.partition.state.terms import Kind, Terms
@@ -20,6 +22,7 @@ _AVAILABLE = Place.AVAILABLE  # here, because to look up a member of an enum tak
 class Queue:
     __slots__ = (
         "accessed_ms",
+        "browsers",
         "counted_with",
         "counts",
         "entity_id",
@@ -33,6 +36,7 @@ class Queue:
         "outbox",
         "part",
         "receivers",
+        "selections",
         "sessions",
         "size_bytes",
         "swept",
@@ -40,6 +44,7 @@ class Queue:
         "terms",
         "topic_id",
         "transfers",
+        "turns",
         "window",
     )
 
@@ -59,6 +64,11 @@ class Queue:
         self.locks = Locks()
         self.line = Line()
         self.receivers: dict[object, Receiver] = {}
+        # Receivers with selectors, by the text of the selector; where sessions are required they are among the others.
+        self.selections: dict[str, Selection] = {}
+        # In which order those with each selector, and those without (None), are served; empty without selectors.
+        self.turns: deque[Selection | None] = deque()
+        self.browsers: dict[Hashable, int] = {}  # those that wait for a message with this number, or a later one
         self.outbox: Outbox | None = None  # for a queue that forwards, or has forwarded since the start
         self.transfers: Transfers | None = None  # for a transfer queue
         self.sessions: Sessions | None = None  # for the main part of an entity that requires sessions
@@ -82,21 +92,58 @@ class Queue:
     @property
     def is_pulled(self) -> bool:
         """True if a receiver has credit, here or on another partition, or waits for a session."""
-        line = self.line
-        return bool(line.waiting or line.watching or line.told) or (
-            self.sessions is not None and bool(self.sessions.waiting)
-        )
+        if self.line.is_pulled:
+            return True
+        if self.selections and any(selection.line.is_pulled for selection in self.selections.values()):
+            return True
+        return self.sessions is not None and bool(self.sessions.waiting)
+
+    @property
+    def is_in_use(self) -> bool:
+        """True if somebody waits for messages, to receive them or to look at them."""
+        return bool(self.browsers) or self.is_pulled
 
     @property
     def is_awaited(self) -> bool:
         """True if incoming messages will probably be read in the same turn."""
-        return bool(self.line.waiting) or self.outbox is not None
+        return bool(self.line.waiting) or self.outbox is not None or bool(self.selections)
 
     def ready(self) -> int:
         """The number of available, unlocked messages. Some may be expired or unreadable, so fewer may be handed out."""
         if self.outbox is not None and self.is_held_back:
             return 0
         return self.counts[_AVAILABLE] - self.locks.available_locked()
+
+    def line_of(self, receiver: Receiver) -> Line:
+        """The line that the receiver stands in when it has credit."""
+        selection = self.selections.get(receiver.selector.text) if receiver.selector is not None else None
+        return self.line if selection is None else selection.line
+
+    def enter(self, receiver: Receiver) -> None:
+        """The receiver is open."""
+        self.receivers[receiver.key] = receiver
+        if receiver.selector is None or self.sessions is not None:
+            return
+        selection = self.selections.get(receiver.selector.text)
+        if selection is None:
+            selection = self.selections[receiver.selector.text] = Selection(receiver.selector)
+            self.turns.extend([selection] if self.turns else [None, selection])
+        selection.receivers += 1
+
+    def leave(self, receiver: Receiver) -> None:
+        """The receiver is closed."""
+        self.line_of(receiver).leave(receiver)
+        del self.receivers[receiver.key]
+        if self.sessions is not None:
+            self.sessions.waiting.pop(receiver.key, None)
+        elif receiver.selector is not None:
+            selection = self.selections[receiver.selector.text]
+            selection.receivers -= 1
+            if not selection.receivers:
+                del self.selections[receiver.selector.text]
+                self.turns.remove(selection)
+                if not self.selections:
+                    self.turns.clear()
 
     def forget(self, messages: Sequence[tuple[int, Overlay | None]]) -> None:
         """Available messages, (sequence number, overlay), leave the store: remove them from all windows.

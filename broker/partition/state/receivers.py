@@ -1,11 +1,15 @@
 """Receivers of one queue, and the sessions whose locks they hold."""
 
 from collections.abc import Hashable
+from typing import TYPE_CHECKING
 
 from broker.errors import InvalidArgument
 from broker.partition.state.locks import Holder
 from broker.partition.state.window import Window
 from storage.records import MAX_SESSION_ID_BYTES, Place, session_entry_key
+
+if TYPE_CHECKING:
+    from broker.rules.selectors import Selector
 
 ALL = 1 << 63  # above every sequence number: cursor of a window with all messages of its session
 
@@ -13,13 +17,17 @@ ALL = 1 << 63  # above every sequence number: cursor of a window with all messag
 class Receiver(Holder):
     """`limit` and `delivered` count deliveries since it was opened. Locks of a session's messages are the session's.
 
-    `watches`: it has credit elsewhere, and wants to know when there are messages here (see `Line`).
+    `watches`: it has credit elsewhere, and wants to know when there are messages here (see `Line`). `selector`: it
+    wants only messages that this selects.
     """
 
-    __slots__ = ("delivered", "key", "limit", "queue_id", "receive_and_delete", "session", "watches")
+    __slots__ = ("delivered", "key", "limit", "queue_id", "receive_and_delete", "selector", "session", "watches")
 
-    def __init__(self, key: Hashable, queue_id: int, receive_and_delete: bool) -> None:
+    def __init__(
+        self, key: Hashable, queue_id: int, receive_and_delete: bool, selector: "Selector | None" = None
+    ) -> None:
         super().__init__()
+        self.selector = selector
         self.key = key
         self.queue_id = queue_id
         self.receive_and_delete = receive_and_delete

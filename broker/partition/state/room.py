@@ -80,7 +80,8 @@ class Room:
         self._quiet_looks = 0 if self._refused else self._quiet_looks + 1
         self._refused = False
         is_short = self._free_bytes < 0 or self._quiet_looks < QUIET_LOOKS
-        self.shortage = ("the disk is nearly full" if is_disk else "the store is nearly full") if is_short else None
+        nearly = ("the disk is nearly full" if is_disk else "the store is nearly full") if is_short else None
+        self.shortage = self._store.shortage() or nearly
 
     def _measure(self) -> bool:
         """True if the disk leaves less room than the store's own limit does."""
@@ -89,7 +90,7 @@ class Room:
         reserve = min(RESERVE_BYTES, whole // RESERVE_PART)
         own, on_disk = min(int(settings.store_watermark * whole), whole - reserve), capacity(settings.min_free_bytes)
         limit = min(own, on_disk)
-        self._free_bytes = limit - used
+        self._free_bytes = limit - used if self._store.shortage() is None else min(-1, limit - used)
         self._whole_bytes = whole - used
         self._is_known = True
         return on_disk < own

@@ -16,6 +16,7 @@ class Turn:
     __slots__ = (
         "accepted",
         "awake",
+        "browsed",
         "closed",
         "offering",
         "outgoing",
@@ -30,6 +31,7 @@ class Turn:
         self.awake: dict[int, Queue] = {}  # queues that may have messages for their receivers
         self.outgoing: dict[int, Queue] = {}  # queues that may have messages to forward
         self.offering: dict[int, Queue] = {}  # queues that may have a session for a waiting receiver
+        self.browsed: dict[int, Queue] = {}  # queues that may have messages for browsers that wait for more
         self.accepted: list[Receiver] = []  # receivers that have got a session
         self.closed: list[tuple[Hashable, BrokerError]] = []  # receivers closed by the broker, and the errors
         self.work = 0  # the approximate number of records read or written; it bounds a turn, see `Core.work_left`
@@ -38,11 +40,13 @@ class Turn:
 
     def touch(self, queue: Queue) -> None:
         self.touched[queue.id] = queue
+        if queue.browsers:
+            self.browsed[queue.id] = queue
 
     def wake(self, queue: Queue) -> None:
         """Note that the queue may have messages to hand out or forward, or sessions to offer."""
         line = queue.line
-        if line.waiting or line.draining or line.watching:
+        if line.waiting or line.draining or line.watching or queue.selections:
             self.awake[queue.id] = queue
         if queue.outbox is not None or queue.transfers is not None:
             self.outgoing[queue.id] = queue
@@ -61,6 +65,10 @@ class Turn:
         taken, self.offering = self.offering, {}
         return taken
 
+    def take_browsed(self) -> dict[int, Queue]:
+        taken, self.browsed = self.browsed, {}
+        return taken
+
     def take_accepted(self) -> list[Receiver]:
         taken, self.accepted = self.accepted, []
         return taken
@@ -71,5 +79,5 @@ class Turn:
 
     def forget(self, queue_id: int) -> None:
         """The queue is deleted: remove it from all lists."""
-        for queues in (self.touched, self.awake, self.outgoing, self.offering):
+        for queues in (self.touched, self.awake, self.outgoing, self.offering, self.browsed):
             queues.pop(queue_id, None)

@@ -111,6 +111,28 @@ class Window:
             self.returned = [ref for ref in self.returned if number_of(ref) not in numbers]
             heapify(self.returned)
 
+    def free(self, numbers: Iterable[int]) -> set[int]:
+        """Those of these messages, which are in the store, that nobody has taken: see above."""
+        entries, cursor, gone, skip = self.entries, self.cursor, self.gone, self.skip
+        returned: set[int] | None = None
+        found = set()
+        for number in numbers:
+            if number >= cursor:
+                if number not in skip:
+                    found.add(number)
+                continue
+            if number in gone:
+                continue
+            at = bisect_left(entries, number, self.head, key=number_of)
+            if at < len(entries) and number_of(entries[at]) == number:
+                found.add(number)
+                continue
+            if returned is None:
+                returned = set(map(number_of, self.returned))
+            if number in returned:
+                found.add(number)
+        return found
+
     def reset(self, locked: set[int]) -> None:
         """Forget all messages, so that they are fetched again from the start; `locked` are those under lock."""
         self.entries, self.head, self.cursor = [], 0, 0

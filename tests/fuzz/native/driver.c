@@ -10,6 +10,9 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 #define LARGEST (1 << 16)
+// CPU time of a case: the sanitizers make a byte take some nanoseconds, or a microsecond in the slowest target.
+#define MOST_S 0.05
+#define MOST_S_PER_BYTE 20e-6
 
 static uint64_t state;
 
@@ -32,15 +35,36 @@ static size_t change(uint8_t *data, size_t size) {
             memmove(data + at, data + at + 1, size - at - 1);
             size--;
             break;
-        default: // repeat some bytes
+        default: // repeat some bytes, perhaps very often
             if (size + 16 < LARGEST) {
                 size_t bytes = 1 + next(size - at < 16 ? size - at : 16);
-                memmove(data + at + bytes, data + at, size - at);
-                size += bytes;
+                size_t times = next(500) ? 1 : 1 + next((LARGEST - size) / bytes);
+                memmove(data + at + bytes * times, data + at, size - at);
+                for (size_t each = 0; each < times; each++) memmove(data + at + bytes * each, data + at + bytes * times, bytes);
+                size += bytes * times;
             }
         }
     }
     return size;
+}
+
+static double cpu_s(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+// Run a case; one whose work is out of proportion to its bytes fails.
+static void run(const uint8_t *data, size_t size) {
+    double began = cpu_s();
+    LLVMFuzzerTestOneInput(data, size);
+    double spent = cpu_s() - began;
+    if (spent > MOST_S + MOST_S_PER_BYTE * (double)size) {
+        fprintf(stderr, "%zu bytes took %.3f s:", size, spent);
+        for (size_t at = 0; at < size && at < 1000; at++) fprintf(stderr, "%s%02x", at ? "" : " ", data[at]);
+        fprintf(stderr, "\n");
+        exit(1);
+    }
 }
 
 int main(int count, char **arguments) {
@@ -53,10 +77,10 @@ int main(int count, char **arguments) {
             FILE *input = fopen(arguments[file], "rb");
             size_t size = input ? fread(original, 1, LARGEST, input) : 0;
             if (input) fclose(input);
-            LLVMFuzzerTestOneInput(original, size);
+            run(original, size);
             for (int times = 0; times < 1000; times++, cases++) {
                 memcpy(data, original, size);
-                LLVMFuzzerTestOneInput(data, change(data, size));
+                run(data, change(data, size));
             }
         }
     } while (time(NULL) < end);

@@ -117,6 +117,19 @@ export class Scene {
   }
 }
 
+export const [UNSETTLED, SETTLED] = [0, 1]; // snd-settle-mode
+
+/** All messages that a link shows which asks for copies, settled by us unless the broker has settled them. */
+export async function browsed(scene, queue, snd_settle_mode, filter = undefined) {
+  const source = { address: queue, distribution_mode: "copy", filter };
+  const receiver = await scene.receiver({ source, snd_settle_mode });
+  equal(receiver.source.distribution_mode, "copy", "distribution mode of the answer");
+  const contexts = await take(receiver, 100, 2000);
+  if (snd_settle_mode === UNSETTLED) for (const context of contexts) await complete(context);
+  receiver.close();
+  return contexts.map(({ message }) => message);
+}
+
 /** The first `event` of `source`; rejects with the error of the first of `failures`. */
 export function opened(source, event, failures) {
   return new Promise((resolve, reject) => {

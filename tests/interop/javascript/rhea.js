@@ -6,6 +6,7 @@ import {
   allOf,
   annotation,
   bodies,
+  browsed,
   complete,
   condition,
   deadLetter,
@@ -21,17 +22,22 @@ import {
   post,
   Scene,
   sequenceNumbers,
+  SETTLED,
   settle,
   take,
   text,
   tokens,
   types,
   UNAUTHORIZED,
+  UNSETTLED,
   UUID,
 } from "./rhea-scene.js";
+import rhea from "rhea";
 import { partitionedScenarios } from "./rhea-partitioned.js";
 import { hold, sessionScenarios } from "./rhea-sessions.js";
 import { topicScenarios } from "./rhea-topics.js";
+
+const { filter } = rhea;
 
 const scenarios = {
   async "send-complete"(scene) {
@@ -316,6 +322,53 @@ const scenarios = {
     equal([bodies(some), sequenceNumbers(some)], [["c", "d"], [3, 4]], "browsed from a number");
     await allOf(await scene.receiver(), 5);
     equal(await scene.peek(10), [], "browsed when empty");
+  },
+
+  async browse(scene) {
+    await scene.send(..."abcde");
+    for (const snd_settle_mode of [SETTLED, UNSETTLED, SETTLED]) {
+      const shown = await browsed(scene, scene.queue, snd_settle_mode);
+      equal(bodies(shown), [..."abcde"], "browsed");
+      for (const { delivery_count } of shown) equal(delivery_count ?? 0, 0, "delivery count");
+    }
+    const receiver = await scene.receiver();
+    await deadLetter(await one(receiver));
+    const dead = `${scene.queue}/$DeadLetterQueue`;
+    for (const _ of range(2)) equal(bodies(await browsed(scene, dead, SETTLED)), ["a"], "browsed dead letters");
+    equal(bodies(await allOf(receiver, 4)), [..."bcde"], "received");
+    equal(await browsed(scene, scene.queue, UNSETTLED), [], "browsed when empty");
+    await allOf(await scene.deadLetters(), 1);
+  },
+
+  async selector(scene) {
+    const sender = await scene.sender();
+    for (const number of range(6)) {
+      const application_properties = { color: ["red", "blue"][number % 2], n: number };
+      const ids = { message_id: `id-${number}`, correlation_id: `corr-${number}` };
+      await post(sender, { ...ids, subject: `type-${number}`, priority: number, body: number, application_properties });
+    }
+    const shown = await browsed(scene, scene.queue, SETTLED, filter.selector("color = 'blue'"));
+    equal(bodies(shown).sort(), [1, 3, 5], "browsed");
+    const selectors = {
+      "color = 'red' AND n BETWEEN 1 AND 3": [2],
+      "JMSCorrelationID = 'corr-3' OR JMSType LIKE 'type-_' AND JMSPriority > 4": [3, 5],
+      "color = 'green'": [],
+    };
+    for (const [text, expected] of Object.entries(selectors)) {
+      const receiver = await scene.receiver({ source: { address: scene.queue, filter: filter.selector(text) } });
+      equal(receiver.source.filter["jms-selector"].value, text, "filter of the answer");
+      const contexts = await take(receiver, 10, 2000);
+      equal(contexts.map(({ message }) => message.body).sort(), expected, text);
+      for (const context of contexts) await complete(context);
+      receiver.close();
+    }
+    const rest = (await allOf(await scene.receiver(), 3)).map(({ body, delivery_count }) => [body, delivery_count ?? 0]);
+    equal(rest.sort(), [[0, 0], [1, 0], [4, 0]], "the rest");
+    const wrong = { "color =": "amqp:invalid-field", "JMSReplyTo = 'x'": "amqp:not-implemented" };
+    for (const [text, expected] of Object.entries(wrong)) {
+      const source = { address: scene.queue, filter: filter.selector(text) };
+      await rejects(() => scene.receiver({ source }), condition(expected), text);
+    }
   },
 
   async schedule(scene) {

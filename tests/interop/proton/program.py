@@ -24,6 +24,7 @@ from proton import (
     Described,
     Link,
     Message,
+    Terminus,
     int32,
     symbol,
     timestamp,
@@ -32,11 +33,12 @@ from proton import (
     ulong,
 )
 from proton.handlers import MessagingHandler
-from proton.reactor import AtMostOnce, Container, LinkOption
+from proton.reactor import AtMostOnce, Container, Copy, LinkOption, Selector
 from scene import (
     CONFIG,
     SCENARIOS,
     TIMEOUT_S,
+    PeekLock,
     ReceiveAndDelete,
     Receiver,
     Scene,
@@ -420,6 +422,66 @@ def peek(scene: Scene) -> None:
     equal(some, [(3, "c"), (4, "d")], "browsed from a number")
     equal(len(scene.receiver().all_of(5)), 5, "received after browsing")
     equal(scene.peek(10), [], "browsed when empty")
+
+
+def browsed(scene: Scene, queue: str, *options: LinkOption) -> list[Message]:
+    """All that a link shows which asks for copies."""
+    browser = Receiver(scene.connection, queue, [Copy(), *options])
+    found = browser.take(100, 2)
+    for _, delivery in found:
+        if not delivery.settled:
+            browser.settle(delivery)
+    equal(browser.link.remote_source.distribution_mode, Terminus.DIST_MODE_COPY, "distribution mode of the answer")
+    browser.close()
+    return [message for message, _ in found]
+
+
+@scenario("browse")
+def browse(scene: Scene) -> None:
+    scene.send(*"abcde")
+    for option in (AtMostOnce(), PeekLock(), AtMostOnce()):
+        shown = browsed(scene, scene.queue, option)
+        equal([(each.body, each.delivery_count) for each in shown], [(body, 0) for body in "abcde"], "browsed")
+    receiver = scene.receiver()
+    _, delivery = receiver.one()
+    receiver.dead_letter(delivery)
+    dead = f"{scene.queue}/$DeadLetterQueue"
+    for _ in range(2):
+        equal([each.body for each in browsed(scene, dead, AtMostOnce())], ["a"], "browsed dead letters")
+    rest = receiver.all_of(4)
+    equal([(each.body, each.delivery_count) for each in rest], [(body, 0) for body in "bcde"], "received")
+    equal(browsed(scene, scene.queue), [], "browsed when empty")
+    equal(len(scene.dead_letters().all_of(1)), 1, "received dead letters")
+
+
+@scenario("selector")
+def selector(scene: Scene) -> None:
+    sender = scene.sender()
+    for number in range(6):
+        properties = {"color": ("red", "blue")[number % 2], "n": number}
+        sender.post(Message(id=f"id-{number}", subject=f"type-{number}", correlation_id=f"corr-{number}",
+                            priority=number, body=number, properties=properties))  # fmt: skip
+    shown = browsed(scene, scene.queue, Selector("color = 'blue'"), AtMostOnce())
+    equal(sorted(each.body for each in shown), [1, 3, 5], "browsed")
+    for text, expected in {
+        "color = 'red' AND n BETWEEN 1 AND 3": [2],
+        "JMSCorrelationID = 'corr-3' OR JMSType LIKE 'type-_' AND JMSPriority > 4": [3, 5],
+        "color = 'green'": [],
+    }.items():
+        receiver = Receiver(scene.connection, scene.queue, [Selector(text), PeekLock()])
+        filters = receiver.link.remote_source.filter
+        filters.rewind()
+        filters.next()
+        equal([each.value for each in filters.get_object().values()], [text], "filters of the answer")
+        taken = receiver.take(10, 2)
+        equal(sorted(message.body for message, _ in taken), expected, text)
+        for _, delivery in taken:
+            receiver.settle(delivery)
+        receiver.close()
+    rest = scene.receiver().all_of(3)
+    equal(sorted((each.body, each.delivery_count) for each in rest), [(0, 0), (1, 0), (4, 0)], "the rest")
+    for text, condition in {"color =": "amqp:invalid-field", "JMSReplyTo = 'x'": "amqp:not-implemented"}.items():
+        fails(condition, lambda text=text: Receiver(scene.connection, scene.queue, Selector(text)), text)
 
 
 def later(body: str, due_ms: int) -> Message:

@@ -1,6 +1,7 @@
 """Run `broker.supervisor.processes` in the directory given, with stub children: one gateway and two workers.
 
-Further arguments: the seconds that they have to stop, and those after which a silent one is replaced (0: never).
+Further arguments: the seconds that they have to stop, and those after which a silent one is replaced (0: never), and a
+number that makes the instructions long.
 """
 
 import json
@@ -14,13 +15,14 @@ from broker.supervisor.processes import Processes, Role
 
 directory = Path(sys.argv[1])
 stall_seconds = float(sys.argv[3]) or None
+queues = [f"queue-{number:0200}" for number in range(int(sys.argv[4]))]
 sockets = ("run/worker-0.sock", "run/worker-1.sock")
 
 
 def role(worker: int | None) -> Role:
     def instructions(restarts: int) -> Instructions:
         return Instructions(
-            settings=Settings(),
+            settings=Settings.model_validate({"journal": {"mode": "events", "modes": dict.fromkeys(queues, "events")}}),
             supervisor=os.getpid(),
             gateway=0 if worker is None else None,
             worker=worker,

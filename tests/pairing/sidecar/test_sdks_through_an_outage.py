@@ -10,7 +10,7 @@ import pytest
 
 from protocol.client.messages import Message
 from tests.brokers import Broker
-from tests.interop.sdks import OUTAGES
+from tests.interop.sdks import OUTAGES, PYTHON_OUTAGES, Program
 from tests.interop.test_interop import ensure
 from tests.pairing.conftest import taken
 from tests.pairing.sidecar.conftest import Pair
@@ -24,22 +24,35 @@ STEP_S = 120.0  # on a busy machine, a program takes half a minute to start
 QUEUES = "".join(f'[[queues]]\nname = "{name}"\nrequires_duplicate_detection = true\n' for name in OUTAGES)
 
 
-class Sender:
-    """A program that sends to the queue of its own name."""
+class Running:
+    """A program that uses the queue of its own name."""
 
-    def __init__(self, directory: Path, name: str, connection_string: str) -> None:
+    def __init__(self, directory: Path, name: str, program: Program, connection_string: str) -> None:
         self.name = name
         self._out, self._err = directory / f"{name}.out", directory / f"{name}.err"
         with self._out.open("wb") as out, self._err.open("wb") as err:
-            command = [*map(str, OUTAGES[name].command), connection_string, name, str(SECONDS)]
+            command = [*map(str, program.command), connection_string, name, str(SECONDS)]
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
 
     @property
+    def lines(self) -> list[str]:
+        return [line.strip() for line in self._out.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+    @property
     def accepted(self) -> list[int]:
-        return [int(line) for line in self._out.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        """What a program that only sends has printed."""
+        return [int(line) for line in self.lines]
+
+    def numbers(self, what: str) -> set[int]:
+        """What a program that does several things has printed of one of them."""
+        return {int(number) for each, number in map(str.split, self.lines) if each == what}
+
+    @property
+    def errors(self) -> str:
+        return self._err.read_text()
 
     def told(self, text: str) -> str:
-        return f"{self.name}: {text}\n{self._err.read_text()[-2000:]}"
+        return f"{self.name}: {text}\n{self.errors[-2000:]}"
 
 
 def numbers(messages: list[Message]) -> list[int]:
@@ -53,7 +66,7 @@ def wait_for(check: Callable[[], bool], otherwise: str) -> None:
         time.sleep(0.1)
 
 
-def wait_for_progress(senders: list[Sender], otherwise: str) -> None:
+def wait_for_progress(senders: list[Running], otherwise: str) -> None:
     since = {sender.name: sender.accepted[-1] for sender in senders}
     wait_for(lambda: all(sender.accepted[-1] > since[sender.name] for sender in senders), otherwise)
 
@@ -63,7 +76,7 @@ def test_each_accepted_message_is_in_the_primary_or_in_the_backlog(tmp_path, sec
         ensure(program.toolchain)
     away = Broker(tmp_path / "primary", QUEUES)
     with away, Pair(tmp_path, away, secondary, "sdks") as pair:
-        senders = [Sender(tmp_path, name, pair.connection_string()) for name in OUTAGES]
+        senders = [Running(tmp_path, name, program, pair.connection_string()) for name, program in OUTAGES.items()]
         try:
             wait_for(lambda: all(sender.accepted for sender in senders), "not all programs send")
             time.sleep(BEFORE_S)
@@ -96,3 +109,39 @@ def test_each_accepted_message_is_in_the_primary_or_in_the_backlog(tmp_path, sec
             assert set(sender.accepted) <= here | set(there), sender.told("a message is lost")
             assert here, sender.told("nothing is in the backlog")
             assert max(there) > max(here) > before[sender.name], sender.told("it has not come back")
+
+
+def test_pythons_senders_and_receivers_try_again(tmp_path, secondary):
+    """They read errors by position, and told `list index out of range` to the program when a field was missing."""
+    for program in PYTHON_OUTAGES.values():
+        ensure(program.toolchain)
+    queues = "".join(f'[[queues]]\nname = "{name}"\nrequires_duplicate_detection = true\n' for name in PYTHON_OUTAGES)
+    away = Broker(tmp_path / "primary", queues)
+    with away, Pair(tmp_path, away, secondary, "pythons") as pair:
+        programs = [Running(tmp_path, *each, pair.connection_string()) for each in PYTHON_OUTAGES.items()]
+
+        def go_on(*whats: str) -> None:
+            wanted = [(each, what) for each in programs for what in whats]
+            last = [max(each.numbers(what), default=-1) for each, what in wanted]
+
+            def have_gone_on() -> bool:
+                now = [max(each.numbers(what), default=-1) for each, what in wanted]
+                return all(one > other + 5 for one, other in zip(now, last, strict=True))
+
+            wait_for(have_gone_on, "\n".join(each.told(f"not all of {whats}") for each in programs))
+
+        try:
+            go_on("sent", "received")
+            for _ in range(2):
+                away.kill()
+                go_on("sent")
+                away.start()
+                go_on("sent", "received")
+            for each in programs:
+                assert each.process.poll() is None, each.told("it has ended")
+                assert "list index out of range" not in each.errors, each.told("it reads what is not there")
+                assert "IndexError" not in each.errors, each.told("it reads what is not there")
+        finally:
+            for each in programs:
+                each.process.kill()
+                each.process.wait()

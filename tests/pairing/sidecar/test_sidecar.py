@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from broker.pairing.sidecar.service import START_SECONDS
 from protocol.client.connection import connect_to
 from protocol.client.errors import ClientError, LinkDetached, RequestFailed
 from protocol.client.messages import Message
@@ -12,7 +13,7 @@ from protocol.message.batches import pack_batch
 from tests.brokers import Broker
 from tests.pairing.again import Again
 from tests.pairing.conftest import QUEUES, contents, set_status, taken
-from tests.pairing.sidecar.conftest import Pair, eventually, message
+from tests.pairing.sidecar.conftest import PATIENT, Pair, eventually, message
 
 
 async def test_all_goes_through_while_the_primary_is_well(tmp_path, primary, secondary):
@@ -106,9 +107,38 @@ async def test_a_primary_that_hangs_is_failed_over(tmp_path, secondary):
         assert b"during" in stored
 
 
+async def test_a_sidecar_that_starts_while_the_primary_is_frozen_takes_sends(tmp_path, secondary):
+    with Broker(tmp_path / "primary", QUEUES) as frozen:
+        pair = Pair(tmp_path, frozen, secondary, "frozen")
+        stopped = frozen.processes()
+        for process in stopped:
+            process.suspend()
+        try:
+            began = time.monotonic()
+            with pair:
+                assert pair.sidecar.get("/readyz")[0] == 200
+                assert time.monotonic() - began < START_SECONDS + 5  # of which a busy machine starts a process
+                async with Again(pair.connection_string()) as client:
+                    await client.send("orders", message(b"during"))
+                    for process in stopped:
+                        process.resume()
+
+                    async def is_back() -> bool:
+                        await client.send("orders", message(b"after"))
+                        return pair.metric("messages_sent_to_primary_total") >= 1
+
+                    await eventually(is_back)
+        finally:
+            for process in stopped:
+                process.resume()
+        stored = [body for queue in pair.queues for body in await contents(secondary, queue)]
+        assert b"during" in stored
+
+
 async def test_one_entity_fails_over_while_the_others_of_the_same_session_stay(tmp_path, secondary):
     config = QUEUES + '[[queues]]\nname = "other"\n[[queues]]\nname = "more"\n'
-    with Broker(tmp_path / "primary", config) as primary, Pair(tmp_path, primary, secondary, "partly") as pair:
+    primary = Broker(tmp_path / "primary", config)
+    with primary, Pair(tmp_path, primary, secondary, "partly", *PATIENT) as pair:
         async with Again(pair.connection_string()) as client:
             for entity in ("orders", "other", "more"):
                 await client.send(entity, message(b"before"))

@@ -50,6 +50,7 @@ def start(primary, secondary, tmp_path):
         (["--ping-interval", "0s"], "ping_interval_ms is 0; it must be 100 to"),
         (["--attempt-timeout", "2d"], "attempt_timeout_ms is 172800000; it must be 10 to"),
         (["--primary-name", "a/b"], "the primary's name is 'a/b'"),
+        (["--host-name", "a b"], "--host-name: 'a b' is no name of a host"),
         (["--tls-key", "/nowhere"], "give both --tls-certificate and --tls-key, or neither"),
         (["--tls-key", "/nowhere", "--tls-certificate", "/nowhere"], "--tls-certificate /nowhere with --tls-key"),
     ],

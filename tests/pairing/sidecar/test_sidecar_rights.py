@@ -6,7 +6,7 @@ import time
 import pytest
 
 from protocol.client.connection import connect, connect_to
-from protocol.client.connection_string import Plain, SharedAccessSignature
+from protocol.client.connection_string import Credentials, Plain, SharedAccessSignature
 from protocol.client.errors import AuthenticationFailed, ClientError, ConnectionLost, LinkDetached
 from protocol.nodes import sas_tokens
 from tests.brokers import KEY, KEY_NAME, Broker
@@ -104,3 +104,56 @@ async def test_without_credentials_nobody_sends_while_the_primary_is_away(tmp_pa
             with pytest.raises(LinkDetached) as refused:
                 await connection.sender("orders")
             assert refused.value.condition == "amqp:unauthorized-access"
+
+
+SAME_NAMES = """
+[[security.authorization_rules]]
+key_name = "reader"
+rights = ["Listen"]
+primary_key = "r"
+[[queues]]
+name = "tenant1.inbox"
+authorization_rules = [
+    {key_name = "send", primary_key = "1", rights = ["Send"]},
+    {key_name = "RootManageSharedAccessKey", primary_key = "not-the-root-key", rights = ["Send"]},
+]
+[[queues]]
+name = "payroll"
+authorization_rules = [{key_name = "send", primary_key = "2", rights = ["Send"]}]
+"""
+
+
+async def test_no_right_grows_while_the_primary_is_away(tmp_path, secondary):
+    """By the name of a rule, by a token for one queue, or by what the primary has said of others."""
+    away = Broker(tmp_path / "primary", SAME_NAMES)
+
+    async def expect(rights: list[tuple[Credentials, bool, bool]]) -> None:
+        for credentials, *may in rights:
+            async with await connect("localhost", pair.sidecar.port, credentials, timeout_s=5) as connection:
+                for path, is_allowed in zip(("tenant1.inbox", "payroll"), may, strict=True):
+                    try:
+                        await connection.sender(path)
+                    except (AuthenticationFailed, LinkDetached):
+                        assert not is_allowed, (credentials, path)
+                    else:
+                        assert is_allowed, (credentials, path)
+
+    def token(resource, name=KEY_NAME, key=KEY):
+        return SharedAccessSignature(sas_tokens.generate(resource, name, key, int(time.time()) + 600))
+
+    with away, Pair(tmp_path, away, secondary, "names") as pair:
+        known = [
+            (Plain("send", "1"), True, False),
+            (Plain("send", "2"), False, True),
+            (Plain(KEY_NAME, "not-the-root-key"), True, False),
+            (Plain(KEY_NAME, KEY), True, True),
+            (Plain("reader", "r"), False, False),
+            (token("sb://localhost/tenant1.inbox", "send", "1"), True, False),
+            (token("sb://localhost/payroll", "send", "2"), False, True),
+            (token("sb://localhost/", KEY_NAME, "not-the-root-key"), True, False),
+            (token("tenant1.inbox"), True, False),
+        ]
+        await expect(known)
+        await asyncio.to_thread(away.kill)
+        await expect(known)
+        await expect([(token("tenant1.inbox"), True, False), (token("sb://localhost/"), True, True)])

@@ -3,8 +3,11 @@
 import pytest
 
 from broker.pairing.sidecar.frames import write
-from broker.pairing.sidecar.through import Through
-from protocol.codec import Described, Symbol, UInt, ULong, UShort, decode
+from broker.pairing.sidecar.through import MAX_PENDING_TOKENS, MAX_UNATTACHED, Through
+from protocol.client.messages import Message
+from protocol.codec import Described, Int, Symbol, UByte, UInt, ULong, UShort, decode, encode
+from protocol.engine.sasl import SASL_HEADER
+from protocol.errors import ProtocolError
 from protocol.symbols import AMQP_HEADER, Descriptor
 
 OPEN = write(0, Descriptor.OPEN, ["client", "host", UInt(65536)])
@@ -31,6 +34,9 @@ class Owner:
 
     def on_token(self, audience, token):
         self.events.append(("token", audience, token))
+
+    def on_unread_token(self):
+        self.events.append(("unread",))
 
     def on_sender(self, path, error, began_ms):
         self.events.append(("sender", path, error and error.condition, began_ms))
@@ -222,6 +228,18 @@ def test_credit_of_the_primary_for_a_link_that_was_moved_is_kept_from_the_client
     assert ids(through.from_client(sent(1, 1), 20)) == [1]
 
 
+def test_what_the_primary_says_of_a_moved_links_deliveries_is_kept_from_the_client(owner, through):
+    """It has not heard of the detach yet when it answers, or settles what it has not answered."""
+    through.from_client(sent(1, 0) + sent(0, 1) + sent(1, 2) + sent(0, 3) + sent(0, 4), 20)
+    through.move("one", "failed over")
+    told = [(fields[1], fields[2]) for _, fields in performatives(through.from_primary(settled(0, 3)))]
+    assert told == [(0, 0), (2, 2)]
+    assert through.from_primary(settled(4, 4, None)) == b""
+    through.from_client(sent(1, 5), 30)
+    [(_, fields)] = performatives(through.from_primary(settled(5, 5)))
+    assert fields[1:3] == [5, 5]
+
+
 def test_the_engine_here_waits_until_the_primary_has_begun_the_session(owner):
     owner.here.add("here")
     through = Through(owner, "primary")
@@ -232,3 +250,133 @@ def test_the_engine_here_waits_until_the_primary_has_begun_the_session(owner):
     assert through.from_local(engine) == b""
     codes = [(code, fields[1]) for code, fields in performatives(through.from_primary(OPEN + begun))[1:]]
     assert codes == [(Descriptor.BEGIN, 0), (Descriptor.ATTACH, MASK)]
+
+
+# --- what the primary has said of whom
+
+
+def plain(name, key, kind=1):
+    return write(0, Descriptor.SASL_INIT, [Symbol("PLAIN"), b"\0%b\0%b" % (name, key), "host"], kind=kind)
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_a_key_behind_the_one_that_the_primary_accepts_is_not_remembered(owner, kind):
+    through = Through(owner, "primary")
+    through.from_client(SASL_HEADER + plain(b"send", b"good"), 0)
+    with pytest.raises(ProtocolError):
+        through.from_client(plain(b"app", b"forged", kind), 0)
+    through.from_primary(SASL_HEADER + write(0, Descriptor.SASL_OUTCOME, [UByte(0)], kind=1))
+    assert owner.events == [("key", "send", "good", True)]
+
+
+@pytest.mark.parametrize("response", [b"", b"x\0send\0key", b"\0send\0\xff", b"\0send\0key\0more", b"\0send"])
+def test_what_is_no_key_is_not_remembered(owner, response):
+    through = Through(owner, "primary")
+    through.from_client(SASL_HEADER + write(0, Descriptor.SASL_INIT, [Symbol("PLAIN"), response], kind=1), 0)
+    through.from_primary(SASL_HEADER + write(0, Descriptor.SASL_OUTCOME, [UByte(0)], kind=1))
+    assert owner.events == []
+
+
+def test_a_link_that_takes_the_name_and_handle_of_another_does_not_take_its_answer(owner, through):
+    through.from_client(attach("x", 7, "mine") + detached(7) + attach("x", 7, "payroll"), 20)
+    through.from_primary(attached("x", 7, "mine") + detached(7))
+    assert owner.events == [("sender", "mine", None, 20)]
+    through.from_primary(write(0, Descriptor.ATTACH, ["x", UInt(7), True]) + detached(7, "amqp:unauthorized-access"))
+    assert owner.events == [
+        ("sender", "mine", None, 20),
+        ("sender", "payroll", "amqp:unauthorized-access", 20),
+    ]
+
+
+def test_two_links_of_one_name_are_told_apart(owner, through):
+    through.from_client(attach("x", 8, "payroll") + attach("x", 9, "mine"), 20)
+    refused = write(0, Descriptor.ATTACH, ["x", UInt(8), True])
+    through.from_primary(refused + detached(8, "amqp:unauthorized-access") + attached("x", 9, "mine"))
+    assert owner.events == [("sender", "payroll", "amqp:unauthorized-access", 20), ("sender", "mine", None, 20)]
+
+
+def test_an_answer_for_another_entity_says_nothing(owner, through):
+    through.from_client(attach("x", 8, "payroll"), 20)
+    through.from_primary(attached("x", 8, "mine"))
+    assert owner.events == []
+    through.from_client(attach("y", 9, "sb://host/Mine"), 20)
+    through.from_primary(attached("y", 9, "mine"))
+    assert owner.events == [("sender", "Mine", None, 20)]
+
+
+def put(handle, number, token, *, more=False, message_id=1):
+    payload = request(message_id, token)
+    part = payload[:20] if more else payload
+    fields = [UInt(handle), UInt(number), b"t", UInt(0), True, more]
+    return write(0, Descriptor.TRANSFER, fields, part), payload[20:]
+
+
+def request(message_id, token):
+    properties = {"operation": "put-token", "type": "servicebus.windows.net:sastoken", "name": f"sb://x/{token}"}
+    body = encode(Described(ULong(Descriptor.AMQP_VALUE), token))
+    return Message(body, message_id=ULong(message_id), application_properties=properties).encode()
+
+
+def answered(number, status, message_id=1):
+    body = encode(Described(ULong(Descriptor.AMQP_VALUE), None))
+    properties = {"status-code": Int(status)}
+    message = Message(body, correlation_id=ULong(message_id), application_properties=properties)
+    fields = [UInt(21), UInt(number), b"t", UInt(0), True, False]
+    return write(0, Descriptor.TRANSFER, fields, message.encode())
+
+
+@pytest.fixture
+def claims(owner, through):
+    """With a sender and a receiver at $cbs."""
+    source, target = Described(ULong(Descriptor.SOURCE), ["$cbs"]), Described(ULong(Descriptor.TARGET), ["d"])
+    through.from_client(attach("c", 20, "$cbs"), 20)
+    through.from_client(write(0, Descriptor.ATTACH, ["d", UInt(21), True, None, None, source, target]), 20)
+    through.from_primary(attached("c", 20, "$cbs"))
+    through.from_primary(write(0, Descriptor.ATTACH, ["d", UInt(21), False, None, None, source, target]))
+    owner.events.clear()
+    return through
+
+
+def test_an_accepted_token_is_remembered(owner, claims):
+    claims.from_client(put(20, 0, "one")[0] + put(20, 1, "two", message_id=2)[0], 20)
+    claims.from_primary(answered(0, 401, 2) + answered(1, 202))
+    assert owner.events == [("token", "sb://x/one", "one")]
+
+
+@pytest.mark.parametrize("order", [("good", "forged"), ("forged", "good")])
+def test_of_tokens_with_one_message_id_none_is_remembered(owner, claims, order):
+    """Not even when the first answer has come."""
+    for number, token in enumerate(order):
+        claims.from_client(put(20, number, token)[0], 20)
+    status = {"good": 202, "forged": 401}
+    claims.from_primary(answered(0, status[order[0]]))
+    claims.from_client(put(20, 2, "forged too")[0], 20)
+    claims.from_primary(answered(1, status[order[1]]) + answered(2, 401))
+    assert owner.events == [("unread",)]
+    claims.from_client(put(20, 3, "again")[0], 20)
+    claims.from_primary(answered(3, 202))
+    assert owner.events == [("unread",), ("token", "sb://x/again", "again")]
+
+
+def test_behind_a_token_in_several_frames_none_is_remembered(owner, claims):
+    first, rest = put(20, 0, "good", more=True)
+    claims.from_client(first, 20)
+    claims.from_client(write(0, Descriptor.TRANSFER, [UInt(20), None, None, None, True, False], rest), 20)
+    claims.from_client(put(20, 1, "forged")[0], 20)
+    claims.from_primary(answered(0, 202) + answered(1, 401))
+    assert owner.events == [("unread",)]
+
+
+def test_too_many_tokens_at_once_are_not_remembered(owner, claims):
+    for number in range(MAX_PENDING_TOKENS + 1):
+        claims.from_client(put(20, number, "good", message_id=number)[0], 20)
+    claims.from_client(put(20, 0, "forged", message_id=0)[0], 20)
+    claims.from_primary(answered(0, 202, 0))
+    assert owner.events == [("unread",)]
+
+
+def test_links_that_the_primary_does_not_answer_have_a_limit(through):
+    for number in range(MAX_UNATTACHED):
+        through.from_client(attach(f"n{number}", 7, "orders"), 20)
+    with pytest.raises(ProtocolError, match="links that the primary has not answered"):
+        through.from_client(attach("one more", 7, "orders"), 20)

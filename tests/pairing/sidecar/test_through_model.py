@@ -163,6 +163,8 @@ class ThroughModel(RuleBasedStateMachine):
 
     def on_token(self, *_: Any) -> None: ...
 
+    def on_unread_token(self) -> None: ...
+
     def on_sender(self, path: str, error: ClientError | None, began_ms: int) -> None:
         assert error is None
 

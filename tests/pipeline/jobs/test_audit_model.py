@@ -9,12 +9,12 @@ from datetime import timedelta
 from unittest import mock
 
 import pytest
-from histories import CASES, MODEL, plantable, planted, renumbered
 from hypothesis import given
 from hypothesis import strategies as st
-from reference import ENTERS, LEAVES, verdicts
 
 from tests.pipeline import ledgers
+from tests.pipeline.jobs.histories import CASES, MODEL, plantable, planted, renumbered
+from tests.pipeline.jobs.reference import ENTERS, LEAVES, verdicts
 from tests.pipeline.ledgers import START
 
 pytest.importorskip("pyspark")

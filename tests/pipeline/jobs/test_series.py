@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import pyarrow.parquet as pq
 import pytest
-from histories import CASES, MODEL, plantable, planted, renumbered
 from hypothesis import given
 
 from tests.pipeline import ledgers
+from tests.pipeline.jobs.histories import CASES, MODEL, plantable, planted, renumbered
 from tests.pipeline.ledgers import START, History
 
 pytest.importorskip("pyspark")

@@ -10,7 +10,6 @@ import pytest
 pytest.importorskip("pyspark")
 from hypothesis import given
 from hypothesis import strategies as st
-from taking import take_all
 
 from protocol.client.browsing import FRAGMENT_BITS
 from protocol.client.connection import connect_to
@@ -25,6 +24,7 @@ from pyspark_peeklock.parts import OffsetRange
 from pyspark_peeklock.rows import SCHEMA
 from storage.journal import events
 from tests.brokers import Broker
+from tests.pipeline.spark.taking import take_all
 
 CONFIG = """
 partitions = 2

@@ -8,12 +8,12 @@ import pytest
 pytest.importorskip("pyspark")
 from pyspark.sql import functions as f
 from pyspark.sql.datasource import EqualTo, GreaterThan, GreaterThanOrEqual, IsNotNull, LessThan, LessThanOrEqual
-from taking import take_all
 
 from protocol.client.connection import connect_to
 from protocol.client.messages import Message, value_section
 from protocol.codec import Timestamp, ULong
 from pyspark_peeklock.browse import NumberRange, number_bounds, split
+from tests.pipeline.spark.taking import take_all
 
 FAR = 4_102_444_800_000  # 2100
 

@@ -11,8 +11,6 @@ import pytest
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
-from faulty_journal import EPOCH, T0, Journal, JournalServer, Partition, message_of, rows
-
 from pyspark_peeklock.errors import (
     AnotherEpoch,
     CaptureFailed,
@@ -28,6 +26,7 @@ from pyspark_peeklock.rows import SCHEMA
 from storage.capture.compaction import clean, compact
 from storage.capture.place import Place
 from storage.capture.writing import CaptureOptions, CaptureWriter
+from tests.pipeline.spark.faulty_journal import EPOCH, T0, Journal, JournalServer, Partition, message_of, rows
 
 TIDY = CaptureOptions(compact_after_seconds=0, keep_seconds=0)
 ROWS = 250

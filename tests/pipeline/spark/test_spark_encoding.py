@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 pa = pytest.importorskip("pyarrow")
+pytest.importorskip("numpy")
 
 from protocol.client.messages import Message
 from protocol.message.batches import unpack_batch

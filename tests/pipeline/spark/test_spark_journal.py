@@ -8,9 +8,10 @@ import pyarrow as pa
 import pytest
 
 pytest.importorskip("pyspark")
-from faulty_journal import EPOCH, T0, Journal, JournalServer, Partition, message_of, rows
 from pyspark.sql import functions as f
-from taking import take_all
+
+from tests.pipeline.spark.faulty_journal import EPOCH, T0, Journal, JournalServer, Partition, message_of, rows
+from tests.pipeline.spark.taking import take_all
 
 
 @pytest.fixture

@@ -5,8 +5,7 @@ import itertools
 import pytest
 
 pa = pytest.importorskip("pyarrow")
-
-from faulty_journal import EPOCH, Journal, JournalServer, Partition, message_of, record_of, rows
+pytest.importorskip("numpy")
 
 from protocol.client.messages import Message, value_section
 from pyspark_peeklock import records
@@ -20,6 +19,7 @@ from pyspark_peeklock.errors import (
 from pyspark_peeklock.journal_client import Endpoint, JournalClient, parsed_url
 from pyspark_peeklock.options import Access
 from pyspark_peeklock.parts import OffsetRange
+from tests.pipeline.spark.faulty_journal import EPOCH, Journal, JournalServer, Partition, message_of, record_of, rows
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ import pytest
 
 pytest.importorskip("pyspark")
 import pyarrow as pa
-from taking import take_all
 
 from pyspark_peeklock.errors import SendFailed, UnfitRow
 from pyspark_peeklock.identity import Identities
 from pyspark_peeklock.options import Options, SinkOptions
 from pyspark_peeklock.sending import send_rows
 from tests.brokers import Broker
+from tests.pipeline.spark.taking import take_all
 
 ENTITIES = """
 [[queues]]

@@ -6,10 +6,10 @@ import pytest
 
 pytest.importorskip("pyspark")
 from pyspark.sql import functions as f
-from taking import peek_count, take_all
 
 from protocol.client.messages import Message
 from protocol.codec import UInt, ULong
+from tests.pipeline.spark.taking import peek_count, take_all
 
 
 def write(frame, secret, **options):

@@ -13,7 +13,7 @@ from storage.log.commit_log import LogLimits
 from storage.log.frames import BUFFER_BYTES
 from storage.log.segments import ASYNCHRONOUS_BYTES, SegmentFile, prepare
 from storage.store import Table
-from tests.logs import crash, open_log, open_tables
+from tests.logs import checkpoint, crash, open_log, open_tables
 
 MIB = 1 << 20
 LARGE = os.urandom(ASYNCHRONOUS_BYTES)
@@ -177,6 +177,24 @@ def test_aborting_keeps_what_is_being_committed(tmp_path):
     assert store.get(Table.MESSAGES, b"one") == LARGE
     assert store.get(Table.MESSAGES, b"two") is None
     crash(log)
+
+
+def test_aborting_while_a_checkpoint_is_due_keeps_what_is_being_committed(tmp_path):
+    """The checkpoint that the end of the commit begins would be one of nothing, and say that the tables have all."""
+    log = open_log(tmp_path)
+    store = log.stores[0]
+    store.put(Table.MESSAGES, b"one", LARGE)
+    assert log.begin_commit(1)
+    store.put(Table.MESSAGES, b"two", LARGE)
+    log._checkpoint_soon()
+    store.abort()
+    assert store.get(Table.MESSAGES, b"one") == LARGE
+    checkpoint(log)
+    assert store.get(Table.MESSAGES, b"one") == LARGE
+    crash(log)
+    with open_tables(tmp_path, 0) as tables:
+        assert tables.get(Table.MESSAGES, b"one") == LARGE
+        assert tables.get(Table.MESSAGES, b"two") is None
 
 
 @pytest.mark.parametrize("large_turn_bytes", [0, MIB])

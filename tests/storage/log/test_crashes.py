@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from storage.lmdb_store import LmdbStore
-from storage.log import recovery, segments, writer
+from storage.log import reading, recovery, segments, writer
 from storage.log.commit_log import LogLimits
 from storage.log.frames import FRAME_HEAD_BYTES, FrameCodec
 from storage.log.segments import SegmentFile
@@ -24,7 +24,10 @@ STEPS = [  # all that changes what is on the disk
     (SegmentFile, "end"),
     (SegmentFile, "write"),
     (SegmentFile, "truncate"),
+    (SegmentFile, "extend"),
+    (SegmentFile, "allocate"),
     (LmdbStore, "commit"),
+    (reading, "write_again"),
     (writer, "prepare"),
     (writer, "sync_directory"),
     (Path, "mkdir"),

@@ -16,21 +16,23 @@ from storage.log.frames import BLOCK_BYTES, FRAME_HEAD_BYTES, FrameCodec, Kind, 
 from storage.log.reading import LogDamaged, LogOnDisk
 from storage.log.recovery import log_directory
 from storage.log.segments import segment_numbers, segment_path
+from storage.log.writer import LogWriter
 from storage.store import StoreError, Table
 from tests.logged_turns import Turns, contents, open_local
 from tests.logs import crash, open_tables
 
-SEED = 9  # that makes three segments, with some turns in the last
+SEED = 24  # that makes three segments, with some turns in the last
+SEED_OF_LARGE_TURN = 5  # its last segment is longer than others, for a turn
 
 
 class Written:
     """A log of three segments, of which the tables have nothing, and its frames: (segment, offset, end, LSN, kind)."""
 
-    def __init__(self, monkeypatch, directory):
+    def __init__(self, monkeypatch, directory, seed=SEED):
         self.data = directory
         self.directory = log_directory(directory, 0)
         log = open_local(monkeypatch, directory, (0,))
-        self.turns = Turns((0,), SEED)
+        self.turns = Turns((0,), seed)
         while len(log._writer._used) < 3:
             self.turns.turn(log.stores, log.commit)
         log.stores[0].put(Table.META, b"key", b"value" * 20)
@@ -67,7 +69,11 @@ class Written:
 
     def read(self, after=0):
         """The LSNs of the turns that are found."""
-        return [frame.lsn for frame in LogOnDisk(self.directory, 0).turns(after)]
+        log = LogOnDisk(self.directory, 0)
+        lsns = [frame.lsn for frame in log.turns(after)]
+        assert log.end is not None
+        self.torn = log.end.torn
+        return lsns
 
     def turn_lsns(self, up_to):
         return [lsn for _, _, _, lsn, kind in self.frames if kind == Kind.TURN and lsn <= up_to]
@@ -90,22 +96,145 @@ def test_a_log_that_is_whole_is_read(written):
     assert len(written.frames) >= 8
     assert [kind for *_, kind in written.frames].count(Kind.NEXT) == 2
     assert written.read() == written.turn_lsns(written.lsn)
+    assert not written.torn
 
 
-def test_a_last_frame_with_any_byte_flipped_ends_the_log(written):
+def test_a_last_frame_with_any_byte_flipped_ends_the_log_and_is_named(written):
     number, start, end, lsn, _ = written.frames[-1]
     for at in range(start, end):
         written.flip(number, at)
         assert written.read() == written.turn_lsns(lsn - 1), at
+        assert f"segment-{number}: byte {start}: turn {lsn} is torn or damaged" in written.torn, at
 
 
-def test_a_last_frame_of_any_length_ends_the_log(written):
+def test_a_last_frame_of_any_length_ends_the_log_and_is_named(written):
     number, start, end, lsn, _ = written.frames[-1]
     whole = written.whole[number]
     for size in range(start, end):
-        for content in (whole[:size], whole[:size].ljust(len(whole), b"\0"), whole[:size].ljust(len(whole), b"x")):
+        for fill in (b"\0", b"x"):
+            content = whole[:size].ljust(padded(end), fill).ljust(len(whole), b"\0")
             written.put(number, content)
             assert written.read() == written.turn_lsns(lsn - 1), size
+            assert bool(written.torn) == any(content[start:]), size
+
+
+def test_a_last_frame_without_its_first_sectors_ends_the_log_and_is_named(written):
+    number, start, _, lsn, _ = written.frames[-1]
+    content = bytearray(written.whole[number])
+    content[start : start + 100] = bytes(100)
+    written.put(number, content)
+    assert written.read() == written.turn_lsns(lsn - 1)
+    assert f"turn {lsn} is torn or damaged" in written.torn
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_an_earlier_use_of_a_segment_has_left_is_not_taken_for_a_torn_turn(monkeypatch, tmp_path, seed):
+    turns = Turns((0,), seed)
+    for life in range(8):
+        # No turn is larger than a segment. Where one was, and the file was made shorter since, nobody can tell.
+        log = open_local(monkeypatch, tmp_path, (0,), limits=LogLimits(128 << 10, 1 << 20))
+        assert not log.torn, life
+        for _ in range(turns.chance.randint(1, 60)):
+            turns.turn(log.stores, log.commit)
+            if log.is_checkpointing:
+                log.hear()
+        crash(log)
+
+
+def test_a_torn_turn_in_a_segment_that_was_used_before_is_named(monkeypatch, tmp_path):
+    log = open_local(monkeypatch, tmp_path, (0,))
+    turns = Turns((0,), 1)
+    while log.checkpoints < 5:
+        turns.turn(log.stores, log.commit)
+        if log.is_checkpointing:
+            log.hear()
+    while (current := log._writer._used[-1]).size_bytes - current.at < 20_000:
+        turns.turn(log.stores, log.commit)
+    start = current.at
+    log.stores[0].put(Table.META, b"key", b"value" * 2000)
+    log.commit()
+    path, end = current.file.path, current.at
+    crash(log)
+    whole = path.read_bytes()
+    for at in (start, start + 5, start + 8, start + 20, start + 30, end - 4000):
+        content = bytearray(whole)
+        content[at] ^= 1
+        path.write_bytes(content)
+        damaged = LogOnDisk(path.parent, 0)
+        lsns = [frame.lsn for frame in damaged.turns(damaged.tables.lsn)]
+        assert f"{path.name}: byte {start}: turn {max(lsns, default=damaged.tables.lsn) + 1}" in damaged.end.torn
+    with open_tables(tmp_path, 0) as store:
+        assert contents({0: store}) == turns.done
+
+
+@pytest.mark.parametrize("seed", [SEED, SEED_OF_LARGE_TURN])
+def test_a_segment_that_is_truncated_anywhere_is_named(monkeypatch, tmp_path, seed):
+    """Also where all of its frames are still there: what was behind them is not known."""
+    written = Written(monkeypatch, tmp_path, seed)
+    chance = random.Random(seed)
+    for number in written.order:
+        whole = written.whole[number]
+        bounds = {at for each, start, end, *_ in written.frames if each == number for at in (start, end, padded(end))}
+        sizes = {0, 1, 20, BLOCK_BYTES, len(whole) - 1, *bounds, *chance.sample(range(len(whole)), 30)} - {len(whole)}
+        for size in sizes:
+            written.put(number, whole[:size])
+            with pytest.raises(LogDamaged, match=rf"segment-{number}: truncated|the turns from 1 to \d+ are missing"):
+                written.read()
+        written.mend()
+    assert written.read() == written.turn_lsns(written.lsn)
+
+
+def test_a_log_of_one_segment_that_is_truncated_is_named(monkeypatch, tmp_path):
+    log = open_local(monkeypatch, tmp_path, (0,))
+    path = log._writer._used[-1].file.path
+    log.stores[0].put(Table.META, b"key", b"value")
+    log.commit()
+    crash(log)
+    whole = path.read_bytes()
+    for size in (0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, 2 * BLOCK_BYTES, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(LogDamaged, match=r"segment-0: (truncated|the segment is shorter|it was never|the header)"):
+            open_tables(tmp_path, 0)
+    path.write_bytes(whole)
+    with open_tables(tmp_path, 0) as store:
+        assert store.get(Table.META, b"key") == b"value"
+
+
+def test_a_segment_that_was_named_and_not_begun_is_not_shorter_than_it_was_made(monkeypatch, tmp_path):
+    log = open_local(monkeypatch, tmp_path, (0,))
+    turns = Turns((0,), 3)
+    turns.turn(log.stores, log.commit)
+    with monkeypatch.context() as patch:  # killed before the header is written
+        patch.setattr(LogWriter, "_begin", lambda *_: None)
+        log._writer._continue_in_next(100_000)
+    named = max(log_directory(tmp_path, 0).iterdir())
+    crash(log)
+    whole = named.read_bytes()
+    assert len(whole) > 100_000
+    named.write_bytes(whole[:-1])
+    with pytest.raises(LogDamaged, match=f"{named.name}: truncated: {len(whole) - 1} bytes of {len(whole)}"):
+        open_tables(tmp_path, 0)
+    named.write_bytes(whole)
+    again = open_local(monkeypatch, tmp_path, (0,))  # and its header says what names it says
+    assert len(named.read_bytes()) == len(whole)
+    turns.turn(again.stores, again.commit)
+    crash(again)
+    with open_tables(tmp_path, 0) as store:
+        assert contents({0: store}) == turns.done
+
+
+def test_a_segment_of_another_usual_size_is_no_damage(monkeypatch, tmp_path):
+    turns = Turns((0,), 8)
+    for segment_bytes in (64 << 10, 32 << 10, 128 << 10, 48 << 10, 96 << 10):
+        log = open_local(monkeypatch, tmp_path, (0,), limits=LogLimits(segment_bytes, 1 << 20))
+        assert contents(log.stores) == turns.done
+        for _ in range(20):
+            turns.turn(log.stores, log.commit)
+            if log.is_checkpointing:
+                log.hear()
+        crash(log)
+    with open_tables(tmp_path, 0) as store:
+        assert contents({0: store}) == turns.done
 
 
 def test_a_flipped_byte_of_an_earlier_frame_is_named(written):
@@ -173,7 +302,7 @@ def test_swapped_segments_are_named(written):
     first, second, _ = written.order
     written.put(first, written.whole[second])
     written.put(second, written.whole[first])
-    with pytest.raises(LogDamaged, match=f"turn {written.frames[-1][3]} .* is whole|begins with turn"):
+    with pytest.raises(LogDamaged, match=f"turn {written.frames[-1][3]} .* is whole|begins with turn|truncated"):
         written.read()
 
 
@@ -247,11 +376,11 @@ def test_an_older_copy_of_the_log_is_named(monkeypatch, tmp_path):
 
 def test_a_newer_format_is_refused_and_left_as_it_is(monkeypatch, tmp_path):
     with monkeypatch.context() as patch:
-        patch.setattr("storage.log.frames.VERSION", 2)
+        patch.setattr("storage.log.frames.VERSION", 3)
         crash(open_local(monkeypatch, tmp_path, (0,)))
     before = {path: path.read_bytes() for path in log_directory(tmp_path, 0).iterdir()}
     for again in (lambda: open_local(monkeypatch, tmp_path, (0,)), lambda: open_tables(tmp_path, 0)):
-        with pytest.raises(StoreError, match="log format 2 found, 1 supported; nothing was changed"):
+        with pytest.raises(StoreError, match="log format 3 found, 2 supported; nothing was changed"):
             again()
     assert {path: path.read_bytes() for path in log_directory(tmp_path, 0).iterdir()} == before
 

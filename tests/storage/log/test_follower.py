@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 
 from storage.log.commit_log import LogLimits
-from storage.log.follower import Follower, durable_lsn, position_path, read_position, write_position
+from storage.log.follower import (
+    DurableLsn,
+    Follower,
+    durable_lsn,
+    durable_path,
+    position_path,
+    read_position,
+    write_position,
+)
 from storage.log.frames import decode_turn
 from storage.log.reading import LogDamaged, LogOnDisk
 from storage.log.recovery import log_directory
@@ -233,3 +241,15 @@ def _has_turns_after(tmp_path, lsn):
         return bool(turns(tmp_path, lsn))
     except LogDamaged:
         return False
+
+
+def test_the_memory_of_the_durable_turn_has_its_block(tmp_path):
+    """Else the first turn on a full disk would end the process."""
+    path = durable_path(tmp_path, 0)
+    path.parent.mkdir()
+    path.write_bytes(b"\xff" * 8)
+    before = path.stat().st_ino
+    DurableLsn(path)
+    assert path.stat().st_ino == before
+    assert path.stat().st_blocks > 0
+    assert durable_lsn(tmp_path, 0) == 0

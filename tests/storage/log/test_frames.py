@@ -13,6 +13,7 @@ from storage.log.frames import (
     CorruptFrame,
     FrameCodec,
     Kind,
+    Next,
     SegmentHeader,
     TablesState,
     UnknownLogFormat,
@@ -95,12 +96,14 @@ def test_a_whole_frame_that_is_no_turn_is_named(payload):
 
 @pytest.mark.parametrize("partitions", [0, 1, 4, 1000])
 def test_a_header_comes_back_as_it_was(partitions):
-    header = SegmentHeader(LOG_ID, 3, LARGEST, TablesState(LARGEST, dict.fromkeys(range(partitions), LARGEST)))
+    tables = TablesState(LARGEST, dict.fromkeys(range(partitions), LARGEST))
+    header = SegmentHeader(LOG_ID, 3, LARGEST, tables, LARGEST)
     data = encode_header(header)
     assert len(data) % BLOCK_BYTES == 0
     assert header_bytes(data) == len(data)
     assert decode_header(data + b"frames") == header
-    assert decode_next(encode_next(9, header.tables)) == (9, header.tables)
+    following = Next(9, tables, LARGEST)
+    assert decode_next(encode_next(following)) == following
 
 
 def test_no_flipped_bit_of_a_header_is_passed_over():
@@ -119,10 +122,10 @@ def test_no_flipped_bit_of_a_header_is_passed_over():
 
 
 def test_a_newer_format_is_not_taken_for_damage(monkeypatch):
-    monkeypatch.setattr("storage.log.frames.VERSION", 2)
+    monkeypatch.setattr("storage.log.frames.VERSION", 3)
     data = encode_header(SegmentHeader(LOG_ID, 3, 5, TablesState(4, {})))
     monkeypatch.undo()
-    with pytest.raises(UnknownLogFormat, match="log format 2 found, 1 supported"):
+    with pytest.raises(UnknownLogFormat, match="log format 3 found, 2 supported"):
         decode_header(data)
 
 

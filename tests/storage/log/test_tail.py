@@ -242,3 +242,21 @@ def test_an_error_of_the_disk_loses_no_turn(log, monkeypatch):
         [*tail.read(lsns[-1], 1 << 30)]
     is_broken = False
     assert [frame.lsn for frame in tail.read(lsns[-1], 1 << 30)] == lsns[1:]
+
+
+@pytest.mark.parametrize(
+    ("is_following", "blocks", "turns"), [(False, 1, 0), (False, 2, 1), (True, 0, 4), (True, 1, 4), (True, 2, 5)]
+)
+def test_a_truncated_log_of_a_worker_that_does_not_run_is_a_gap_and_no_end(log, is_following, blocks, turns):
+    log.frees = False
+    lsns = [log.turn(3000) for _ in range(4)]
+    if is_following:
+        log.writer._continue_in_next()
+        lsns.append(log.turn(3000))
+    path = log.writer._used[-1].file.path
+    os.truncate(path, blocks * BLOCK_BYTES)
+    tail = LogTail(log.directory, None)
+    if turns:
+        assert [frame.lsn for frame in tail.read(None, 1 << 20)] == lsns[:turns]
+    with pytest.raises(Overtaken, match=rf"{path.name}: truncated: {blocks * BLOCK_BYTES} bytes of {SEGMENT_BYTES}"):
+        [*tail.read(None, 1 << 20)]

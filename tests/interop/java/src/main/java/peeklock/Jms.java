@@ -13,6 +13,7 @@ import jakarta.jms.BytesMessage;
 import jakarta.jms.CompletionListener;
 import jakarta.jms.Connection;
 import jakarta.jms.InvalidDestinationException;
+import jakarta.jms.InvalidSelectorException;
 import jakarta.jms.JMSException;
 import jakarta.jms.JMSSecurityException;
 import jakarta.jms.MapMessage;
@@ -21,6 +22,7 @@ import jakarta.jms.MessageConsumer;
 import jakarta.jms.MessageProducer;
 import jakarta.jms.ObjectMessage;
 import jakarta.jms.Queue;
+import jakarta.jms.QueueBrowser;
 import jakarta.jms.Session;
 import jakarta.jms.StreamMessage;
 import jakarta.jms.TextMessage;
@@ -163,6 +165,17 @@ public final class Jms {
         return texts;
     }
 
+    /** What a browser shows, with this selector if it is not null. */
+    static List<String> browsed(Session session, Queue queue, String selector) throws JMSException {
+        List<String> texts = new ArrayList<>();
+        try (QueueBrowser browser = session.createBrowser(queue, selector)) {
+            for (Object message : Collections.list(browser.getEnumeration())) {
+                texts.add(text((Message) message));
+            }
+        }
+        return texts;
+    }
+
     static Predicate<Throwable> is(Class<? extends Throwable> kind, String part) {
         return error -> kind.isInstance(error) && String.valueOf(error.getMessage()).contains(part);
     }
@@ -179,6 +192,86 @@ public final class Jms {
                     message.acknowledge();
                 }
                 scene.nothingIsLeft();
+            }
+        });
+
+        SCENARIOS.put("browse", () -> {
+            try (Scene scene = new Scene("browse")) {
+                scene.send("a", "b", "c", "d", "e");
+                for (int again = 0; again < 3; again++) {
+                    equal(browsed(scene.session, scene.queue(), null), List.of("a", "b", "c", "d", "e"), "browsed");
+                }
+                Queue dead = scene.session.createQueue(scene.name + "/$DeadLetterQueue");
+                try (MessageConsumer consumer = scene.consumer()) {
+                    settle(one(consumer), REJECTED);
+                    for (int again = 0; again < 2; again++) {
+                        equal(browsed(scene.session, dead, null), List.of("a"), "browsed dead letters");
+                    }
+                    for (String body : List.of("b", "c", "d", "e")) {
+                        Message message = one(consumer);
+                        equal(text(message), body, "received");
+                        equal(deliveries(message), 1, "delivery count");
+                        message.acknowledge();
+                    }
+                }
+                equal(browsed(scene.session, scene.queue(), null), List.of(), "browsed when empty");
+                try (MessageConsumer consumer = scene.deadLetters()) {
+                    equal(allOf(consumer, 1), List.of("a"), "received dead letters");
+                }
+            }
+        });
+
+        SCENARIOS.put("selector", () -> {
+            try (Scene scene = new Scene("selector")) {
+                List<String> ids = new ArrayList<>();
+                for (int number = 0; number < 6; number++) {
+                    TextMessage message = scene.session.createTextMessage(String.valueOf(number));
+                    message.setStringProperty("color", number % 2 == 0 ? "red" : "blue");
+                    message.setIntProperty("n", number);
+                    message.setJMSType("type-" + number);
+                    message.setJMSCorrelationID("corr-" + number);
+                    try (MessageProducer producer = scene.producer()) {
+                        producer.setPriority(number);
+                        producer.send(message);
+                    }
+                    ids.add(message.getJMSMessageID());
+                }
+                List<String> shown = browsed(scene.session, scene.queue(), "color = 'blue'");
+                Collections.sort(shown);
+                equal(shown, List.of("1", "3", "5"), "browsed");
+                Map<String, List<String>> selectors = new LinkedHashMap<>();
+                selectors.put("color = 'red' AND n BETWEEN 1 AND 3", List.of("2"));
+                selectors.put("JMSCorrelationID = 'corr-3' OR JMSType LIKE 'type-_' AND JMSPriority > 4", List.of("3", "5"));
+                selectors.put("JMSMessageID = '" + ids.get(4) + "' AND JMSDeliveryMode = 'PERSISTENT'", List.of("4"));
+                selectors.put("color = 'green' OR JMSTimestamp < 1000", List.of());
+                for (Map.Entry<String, List<String>> each : selectors.entrySet()) {
+                    try (MessageConsumer consumer = scene.session.createConsumer(scene.queue(), each.getKey())) {
+                        List<String> texts = allOf(consumer, each.getValue().size());
+                        Collections.sort(texts);
+                        equal(texts, each.getValue(), each.getKey());
+                        equal(consumer.receive(300), null, "more than " + each.getKey());
+                    }
+                }
+                List<String> rest = new ArrayList<>();
+                try (MessageConsumer consumer = scene.consumer()) {
+                    for (int number = 0; number < 2; number++) {
+                        Message message = one(consumer);
+                        equal(deliveries(message), 1, "delivery count");
+                        message.acknowledge();
+                        rest.add(text(message));
+                    }
+                }
+                Collections.sort(rest);
+                equal(rest, List.of("0", "1"), "the rest");
+                scene.nothingIsLeft();
+                fails(() -> scene.session.createConsumer(scene.queue(), "color ="),
+                    is(InvalidSelectorException.class, "color ="), "a selector that the library knows to be wrong");
+                try (Scene unchecked = new Scene("selector", "jms.validateSelector=false")) {
+                    fails(() -> unchecked.session.createConsumer(unchecked.queue(), "color ="),
+                        is(JMSException.class, "amqp:invalid-field"), "a wrong selector that it sends");
+                }
+                fails(() -> scene.session.createConsumer(scene.queue(), "JMSReplyTo = 'x'"),
+                    is(JMSException.class, "JMSReplyTo"), "a selector by a header that JMS does not allow");
             }
         });
 
