@@ -2,6 +2,7 @@
 #
 #   make serve     run a broker with deploy/quickstart.toml        ARGS="--amqp-port 5673"
 #   make test      all tests; those of SDKs that are not installed are skipped
+#   make test-changed  those that what was changed since main can reach, in their own process  ARGS="--since HEAD~3"
 #   make test-one-process  the tests that start a broker, with all of it in one process
 #   make lint      formatting, lint, types
 #   make bench     the broker beside RabbitMQ and Artemis          bench/README.md says what it needs
@@ -9,6 +10,9 @@
 #   make model     the model tests, each with many examples       EXAMPLES=20000
 #   make structure  modules by folder, longest functions, circles of imports
 #   make dead-code  unused code; make coverage  code that no test runs    ARGS="tests/partition"
+#   make disk-full  a disk that is full again and again under load, with kills; needs root     ARGS="--rounds 20"
+#   make hostile-peers  an hour of peers that cost the most they can, with the memory of each process  ARGS="--minutes 10"
+#   make mutants  141 bugs, each planted alone, and the tests that find them      ARGS="--at-random 10 --seconds 600"
 #   make split     hosts of their own, cut links, killed processes, a queue that moves, for 10 minutes; needs root
 #   make soak, make fuzz, make power-loss                          ARGS="--help" lists the options
 #   make fuzz-native  libFuzzer on the C of protocol/native, with its coverage; needs clang
@@ -40,7 +44,7 @@ EXAMPLES ?= 2000
 OF_BROKERS := $(addprefix tests/,end_to_end sessions forwarding operations client_commands protocol_client crash_ledger)
 
 .DEFAULT_GOAL := help
-.PHONY: help install spark pipeline-demo serve test test-one-process lint bench scaling model soak fuzz fuzz-native power-loss split pairing-ledger drain kill-drivers losing-a-worker capture-s3 pipeline-cluster pipeline-kills lock image pipeline-pods structure dead-code coverage clean
+.PHONY: help install spark pipeline-demo serve test test-changed test-one-process lint bench scaling model soak fuzz fuzz-native power-loss disk-full hostile-peers mutants split pairing-ledger drain kill-drivers losing-a-worker capture-s3 pipeline-cluster pipeline-kills lock image pipeline-pods structure dead-code coverage clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -70,6 +74,9 @@ serve: $(EXTENSION)
 
 test: $(EXTENSION)
 	$(BIN)/python -m pytest $(ARGS)
+
+test-changed: $(EXTENSION)
+	$(BIN)/python -m tests.changed $(ARGS)
 
 test-one-process: $(EXTENSION)
 	PEEKLOCK_TEST_WORKERS=0 $(BIN)/python -m pytest $(or $(ARGS),$(OF_BROKERS))
@@ -126,6 +133,12 @@ fuzz-native: $(EXTENSION)
 power-loss: $(EXTENSION)
 	$(BIN)/python -m tests.power_loss.run $(ARGS)
 
+disk-full: $(EXTENSION)
+	$(BIN)/python -m tests.disk_full.run $(ARGS)
+
+hostile-peers: $(BENCH_INSTALLED) # it draws the memory
+	$(BIN)/python -m tests.hostile_peers.run $(ARGS)
+
 pairing-ledger: $(EXTENSION)
 	$(BIN)/python -m tests.pairing.ledger $(ARGS)
 
@@ -137,6 +150,9 @@ drain: $(EXTENSION)
 
 losing-a-worker: $(EXTENSION)
 	$(BIN)/python -m tests.partitioned.losing_a_worker $(ARGS)
+
+mutants: $(EXTENSION)
+	$(BIN)/python -m tests.mutants.run $(ARGS)
 
 split: $(EXTENSION)
 	$(BIN)/python -m tests.cluster.split $(ARGS)
