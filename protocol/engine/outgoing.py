@@ -62,7 +62,7 @@ class OutputWalk:
         self.is_due = True
 
     def tell_link(self, own_handle: tuple[int, int], delivery_count: int, credit: int, drain: bool) -> None:
-        """Let a flow tell of the link (2.7.4). Proton must be about to write a flow of its session."""
+        """Let a flow tell of the link (2.7.4). Proton must be about to write a flow of its session or its links."""
         channel, handle = own_handle
         fields = b"".join(codec.encode(UInt(field)) for field in (handle, delivery_count, credit))
         self._answers.setdefault(channel, []).append(fields + _AVAILABLE_AND_DRAIN[drain])
@@ -98,7 +98,7 @@ class OutputWalk:
             elif code == DISPOSITION and self._translated:
                 frames += self._by_peers_ids(frame)
                 continue
-            elif code == FLOW and self._answers and frame[11] == _LIST8 and frame[13] == _SESSION_FLOW_FIELDS:
+            elif code == FLOW and self._answers and frame[11] == _LIST8:
                 frames += self._completed(frame)
                 continue
             frames.append(frame)
@@ -155,17 +155,27 @@ class OutputWalk:
         return frames
 
     def _completed(self, flow: bytes) -> list[bytes]:
-        """A flow for each link that must be told of, in place of the session's flow; or that flow itself."""
+        """A flow for each link that must be told of, in place of the session's flow; or that flow itself.
+
+        Proton may write a flow of a link in its place. That stays, behind the others: it is newer.
+        """
         channel = int.from_bytes(flow[6:8], "big")
         told = self._answers.pop(channel, ())
-        return [
-            (len(flow) + len(fields)).to_bytes(4, "big")
+        if not told:
+            return [flow]
+        end = 14
+        for _ in range(_SESSION_FLOW_FIELDS):
+            _, end = codec.decode(flow, end)
+        of_session = flow[14:end]
+        flows = [
+            (14 + len(of_session) + len(fields)).to_bytes(4, "big")
             + flow[4:12]
-            + bytes((flow[12] + len(fields), _LINK_FLOW_FIELDS))
-            + flow[14:]
+            + bytes((1 + len(of_session) + len(fields), _LINK_FLOW_FIELDS))
+            + of_session
             + fields
             for fields in told
-        ] or [flow]
+        ]
+        return flows if flow[13] == _SESSION_FLOW_FIELDS else [*flows, flow]
 
 
 def _first_fields(frame: bytes, count: int) -> list[Any]:

@@ -118,3 +118,22 @@ def test_an_echo_of_the_session_is_answered_with_a_session_flow(pair: Pair) -> N
     pair.server.engine.push(flow(None, 0, 0, False, True))
     answer = performatives(pair.server.engine.pull(), 0x13)[-1]
     assert len(answer) < 5 or answer[4] is None
+
+
+def test_a_flow_that_grants_credit_on_another_link_takes_no_answer_away(pair: Pair) -> None:
+    """A client waited for ever: its answer came with a later flow, and took back credit that was granted meanwhile."""
+    pair.attach(sender=False)
+    ours = pair.client.engine.attach(pair.session, "requests", sender=True, source="q", target="q")
+    pair.run()
+    requests = pair.server.link
+    assert requests is not None
+    pair.server.engine.push(flow(0, 0, 0, True, False))
+    requests.grant(7)
+    output = pair.server.engine.pull()
+    answers = {answer[4]: (answer[5], answer[6], answer[8:9]) for answer in performatives(output, 0x13)}
+    assert answers[0] == (0, 0, [True])
+    pair.client.engine.push(output)
+    assert ours.credit == 17
+    pair.server.engine.push(flow(None, 0, 0, False, True))
+    (answer,) = performatives(pair.server.engine.pull(), 0x13)
+    assert len(answer) < 5 or answer[4] is None
