@@ -1,8 +1,10 @@
 # Everything from a fresh checkout; needs make, Python 3.11 or later and a C compiler.
 #
 #   make serve     run a broker with deploy/quickstart.toml        ARGS="--amqp-port 5673"
-#   make test      all tests; those of SDKs that are not installed are skipped
+#   make test      the tests that a change must pass, in 8 minutes; or those of files or folders    ARGS="tests/partition"
 #   make test-changed  those that what was changed since main can reach, in their own process  ARGS="--since HEAD~3"
+#   make test-landing  the longer ones, with SDKs and Spark where they are installed, which .ci/run has as well
+#   make test-all  all tests with all examples, and once more without the extension: an hour
 #   make test-one-process  the tests that start a broker, with all of it in one process
 #   make lint      formatting, lint, types
 #   make bench     the broker beside RabbitMQ and Artemis          bench/README.md says what it needs
@@ -44,7 +46,7 @@ EXAMPLES ?= 2000
 OF_BROKERS := $(addprefix tests/,end_to_end sessions forwarding operations client_commands protocol_client crash_ledger)
 
 .DEFAULT_GOAL := help
-.PHONY: help install spark pipeline-demo serve test test-changed test-one-process lint bench scaling model soak fuzz fuzz-native power-loss disk-full hostile-peers mutants split pairing-ledger drain kill-drivers losing-a-worker capture-s3 pipeline-cluster pipeline-kills lock image pipeline-pods structure dead-code coverage clean
+.PHONY: help install spark pipeline-demo serve test test-landing test-all test-changed test-one-process lint bench scaling model soak fuzz fuzz-native power-loss disk-full hostile-peers mutants split pairing-ledger drain kill-drivers losing-a-worker capture-s3 pipeline-cluster pipeline-kills lock image pipeline-pods structure dead-code coverage clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -72,8 +74,20 @@ $(EXTENSION): $(INSTALLED) $(wildcard protocol/native/*.[ch]) protocol/native/bu
 serve: $(EXTENSION)
 	@exec $(BIN)/peeklock serve --config $(CONFIG) $(ARGS)
 
+# Tests of brokers mostly wait, so several run on each processor: see tests/conftest.py.
+PYTEST := $(BIN)/python -m pytest --numprocesses auto
+
 test: $(EXTENSION)
-	$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m tests.tools
+	$(PYTEST) $(or $(ARGS),--tier change)
+
+test-landing: $(EXTENSION)
+	$(PYTEST) --tier landing $(ARGS)
+
+test-all: $(EXTENSION)
+	@$(BIN)/python -m tests.tools
+	PEEKLOCK_TEST_EXAMPLES=all $(PYTEST) $(ARGS)
+	PEEKLOCK_PURE=1 $(PYTEST) $(ARGS)
 
 test-changed: $(EXTENSION)
 	$(BIN)/python -m tests.changed $(ARGS)

@@ -3,7 +3,9 @@
 `amqpload` sends and receives; `amqpwork` accepts sessions and does transactions.
 """
 
+import fcntl
 import json
+import os
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -71,7 +73,12 @@ def build() -> Tools:
     for tool in ("make", "cc", "pkg-config"):
         if shutil.which(tool) is None:
             raise LoadToolMissing(f"{tool} not found: {INSTALL_HINT}")
-    made = subprocess.run(["make", "-s", "-C", str(SOURCE)], capture_output=True, text=True)
+    lock = os.open(SOURCE, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several processes of tests want them at once
+        made = subprocess.run(["make", "-s", "-C", str(SOURCE)], capture_output=True, text=True)
+    finally:
+        os.close(lock)
     if made.returncode:
         raise LoadToolMissing(f"{INSTALL_HINT}\n{made.stderr.strip()}")
     return Tools(SOURCE / "build" / "amqpload", SOURCE / "build" / "amqpwork")

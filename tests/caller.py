@@ -11,6 +11,8 @@ from broker.settings.variables import PURE_VARIABLE
 VARIABLES = {
     name: os.environ.pop(name) for name in list(os.environ) if name.startswith("PEEKLOCK_") and name != PURE_VARIABLE
 }
+for size_of_a_terminal in ("COLUMNS", "LINES"):  # which pytest-xdist says to its processes
+    os.environ.pop(size_of_a_terminal, None)
 REQUIRE_INTEROP = VARIABLES.get("PEEKLOCK_REQUIRE_INTEROP") == "1"  # an SDK that is missing is a failure
 REQUIRE_DISKS = VARIABLES.get("PEEKLOCK_REQUIRE_DISKS") == "1"  # a file system that cannot be mounted is a failure
 REQUIRE_DEPLOYMENT = VARIABLES.get("PEEKLOCK_REQUIRE_DEPLOYMENT") == "1"  # so is a tool that reads what deploy/ holds

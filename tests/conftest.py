@@ -1,19 +1,76 @@
-"""Brokers that tests start see none of the caller's settings. Tests may be coroutines."""
+"""Brokers that tests start see none of the caller's settings. Tests may be coroutines. `tests.tiers` says which run."""
 
 import asyncio
 import inspect
+import os
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
+from xdist.scheduler import LoadScopeScheduling
 
-from tests import caller
+from tests import caller, tiers
+from tests.examples import examples
 
 __all__ = ["caller"]  # importing it is what counts
 
 TEST_SECONDS = 180  # many run beside each other, some with the lowest priority
+ROOT = Path(__file__).parents[1]
+PROCESSES_PER_CPU = 2  # most tests of brokers wait
+TABLE = tiers.read()
 
-settings.register_profile("peeklock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "peeklock",
+    max_examples=examples(100),
+    deadline=None,
+    derandomize=False,  # Hypothesis does otherwise where it thinks that this is CI
+    database=DirectoryBasedExampleDatabase(ROOT / ".hypothesis" / "examples"),  # what was found is tried again
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("peeklock")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--tier", choices=(*tiers.TIERS, tiers.ALL), default=tiers.ALL, help="run the tests of this tier")
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Files without a test of the tier are not even read."""
+    tier = config.getoption("tier")
+    if tier == tiers.ALL or not collection_path.is_relative_to(ROOT) or collection_path == ROOT:
+        return None
+    return None if TABLE.may_have(collection_path.relative_to(ROOT).as_posix(), tier) else True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    tier = config.getoption("tier")
+    if tier != tiers.ALL:
+        others = [item for item in items if TABLE.tier_of(item.nodeid) != tier]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if TABLE.tier_of(item.nodeid) == tier]
+    items.sort(key=lambda item: TABLE.place_of(item.nodeid))
+
+
+def pytest_xdist_auto_num_workers(config):
+    return PROCESSES_PER_CPU * len(os.sched_getaffinity(0))
+
+
+def pytest_xdist_make_scheduler(config, log):
+    config.option.loadscopereorder = False  # they are in order
+    return ByGroup(config, log)
+
+
+class ByGroup(LoadScopeScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        return TABLE.group_of(nodeid)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if config.getoption("tier") == tiers.CHANGE:
+        terminalreporter.write_line("Longer tests were left out; make test-all runs all, for an hour.")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -14,11 +14,13 @@ from typing import Any, Self
 
 
 class Leftovers:
-    """Counts objects by class, of the classes whose module is in one of the packages."""
+    """Counts objects by class, of the classes whose module is in one of the packages.
+
+    What there was before is frozen, and stays so: else the collector would look at all that pytest has, each time.
+    """
 
     def __init__(self, *packages: str) -> None:
         self._packages = packages
-        self.before: Counter[str] = Counter()
         self._ended: list[tuple[str, weakref.ref[Any]]] = []
 
     def ended(self, *objects: Any) -> None:
@@ -28,7 +30,7 @@ class Leftovers:
     def __enter__(self) -> Self:
         gc.collect()
         gc.disable()
-        self.before = self.living()
+        gc.freeze()
         return self
 
     def __exit__(
@@ -38,7 +40,7 @@ class Leftovers:
             if error is None:
                 alive = [name for name, reference in self._ended if reference() is not None]
                 assert not alive, f"still alive: {alive}"
-                left = self.living() - self.before
+                left = self.living()
                 assert not left, f"still alive: {dict(left)}"
         finally:
             gc.enable()

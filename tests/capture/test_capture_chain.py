@@ -19,6 +19,7 @@ from storage.capture.manifest import Entry, Kind, Next, State, TableName, path_o
 from storage.capture.place import Place, Sink, Stored
 from storage.capture.writing import CaptureOptions, CaptureWriter
 from tests.capture.synthetic_rows import EPOCH, batch
+from tests.examples import examples
 
 NAMESPACE = "sample"
 OPTIONS = CaptureOptions(lease_seconds=0)
@@ -131,7 +132,7 @@ def capture_some(place: Place, confirmed: list[str], ends: list[str]) -> None:
         ends.append(type(error).__name__)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(choices=st.lists(st.integers(0, 2), max_size=120))
 def test_however_writers_take_turns_each_offset_is_captured_once_and_nothing_confirmed_is_lost(choices):
     place, turns = in_memory(), Turns()
@@ -252,7 +253,7 @@ def two_entries(tmp_path) -> tuple[Place, str]:
     return place, f"manifest/{chain.state.head}"
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(data=st.data())
 def test_a_damaged_entry_is_named_and_never_believed(tmp_path_factory, data):
     place, path = two_entries(tmp_path_factory.mktemp("damaged"))

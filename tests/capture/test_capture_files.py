@@ -20,6 +20,7 @@ from storage.capture.reading import Captured
 from storage.capture.writing import CaptureOptions, CaptureWriter
 from tests.capture.checks import captured_rows
 from tests.capture.synthetic_rows import BEGIN, EPOCH, batch
+from tests.examples import examples
 
 NAMESPACE = "sample"
 AT_ONCE = CaptureOptions(compact_after_seconds=0)
@@ -175,7 +176,7 @@ def test_a_foreign_file_of_the_same_size_is_named(tmp_path, write_other):
     assert caught.value.path == str(path)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 def test_a_flipped_bit_is_named_or_changes_nothing(tmp_path_factory, data):
     place, path = spoiled(tmp_path_factory.mktemp("flipped"), data.draw(st.sampled_from(TableName)))

@@ -18,6 +18,7 @@ from storage.capture.writing import CaptureOptions, CaptureWriter
 from storage.journal.schema import SCHEMA
 from tests.capture.checks import captured_rows
 from tests.capture.synthetic_rows import EPOCH, batch
+from tests.examples import examples
 
 NAMESPACE = "sämple"
 LATEST = datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
@@ -62,7 +63,7 @@ def of_rows(partition: int, first: int, given: list[dict[str, object]]) -> pa.Re
     return pa.RecordBatch.from_pylist(full, SCHEMA)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(steps=steps, start=st.sampled_from([0, 7, HUGE - 100]), data=st.data())
 def test_what_was_added_is_read_again(tmp_path_factory, steps, start, data):
     folder = tmp_path_factory.mktemp("capture")

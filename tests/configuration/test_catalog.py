@@ -30,6 +30,7 @@ from storage.lmdb_store import LmdbStore
 from storage.memory import MemoryStore
 from storage.records import decode_document, encode_document, entity_key, rule_key
 from storage.store import Store, StoreError, StoreFull, Table
+from tests.examples import examples
 
 T0, T1, T2 = 1_000, 2_000, 3_000
 PARTITIONS = 3
@@ -269,7 +270,7 @@ def test_entities_are_there_after_a_restart(tmp_path):
 NAMES = st.sampled_from(["a", "A", "b", "c/d"])
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(
     st.lists(
         st.tuples(

@@ -34,6 +34,7 @@ from protocol.codec import (
     encode,
 )
 from protocol.symbols import CORRELATION_FIELDS
+from tests.examples import examples
 
 NOON_MS = int(datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp() * 1000)
 SOME_UUID = "6f9619ff-8b86-d011-b42d-00cf4fc964ff"
@@ -250,7 +251,7 @@ FILTERS = st.one_of(
 ACTIONS = st.none() | st.builds(lambda values: {"expression": "SET a = 1", "parameters": values}, TABLES)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(FILTERS, ACTIONS)
 def test_a_rule_survives_its_document_and_its_way_to_a_child(filter_, action):
     rule = read({"name": "r", "filter": filter_, "action": action})

@@ -243,6 +243,10 @@ class RawPeer:
             if frame.code is not None:
                 self._kept.append(frame)
 
+    def keep(self, frames: Sequence[Frame]) -> None:
+        """Keep frames that were taken, before all others."""
+        self._kept.extendleft(reversed(frames))
+
     def take_kept(self, code: int) -> Frame | None:
         """The next of those that came while other frames were expected; None if there is none."""
         found = next((frame for frame in self._kept if frame.code == code), None)

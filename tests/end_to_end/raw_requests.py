@@ -27,6 +27,22 @@ class Response(NamedTuple):
         return str(self.properties.get("errorCondition"))
 
 
+_STATUS = {"status-code", "statusCode"}
+
+
+def _response_in(payload: bytes) -> Response:
+    properties: dict[str, Any] = {}
+    body = None
+    at = 0
+    while at < len(payload):
+        section, at = decode(payload, at)
+        if section.descriptor == 0x74:
+            properties = dict(section.value)
+        elif section.descriptor == 0x77:
+            body = section.value
+    return Response(properties, body)
+
+
 class Node:
     """A pair of links to one node. Requests are numbered; their responses come in any order."""
 
@@ -51,17 +67,15 @@ class Node:
         self._peer.transfer(request, self.sender, settled=True, state=state)
 
     def response(self, timeout_s: float = PATIENCE_S) -> Response:
-        payload = self._peer.expect(TRANSFER, timeout_s).payload
-        properties: dict[str, Any] = {}
-        body = None
-        at = 0
-        while at < len(payload):
-            section, at = decode(payload, at)
-            if section.descriptor == 0x74:
-                properties = dict(section.value)
-            elif section.descriptor == 0x77:
-                body = section.value
-        return Response(properties, body)
+        """The next response. Messages that come before it, late, on other links, are kept for those who expect them."""
+        messages = []
+        while True:
+            frame = self._peer.expect(TRANSFER, timeout_s)
+            response = _response_in(frame.payload)
+            if response.properties.keys() & _STATUS:
+                self._peer.keep(messages)
+                return response
+            messages.append(frame)
 
     def ask(self, operation: Any, body: Any = None, **properties: Any) -> Response:
         self.say(operation, body, **properties)

@@ -21,6 +21,7 @@ from broker.metrics import GatewayMetrics
 from broker.wire import Op, Outcome, Send, Settle
 from protocol.engine.native import native
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, message
+from tests.examples import examples
 from tests.gateway.in_process import Client, started_gateway, without_runs
 
 CHANNEL, QUEUE = 1, 8
@@ -84,7 +85,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     STEPS,
     st.sampled_from((1, 4_000, EARLY_BYTES, 1 << 30)),
@@ -216,7 +217,7 @@ def test_a_broken_socket_is_told_to_the_transport_and_ends_nothing_else():
 ANSWERS = st.lists(st.tuples(st.integers(0, 1), st.integers(1, 4), st.booleans()), max_size=30)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(ANSWERS, st.lists(st.integers(1, 60), max_size=60), st.lists(st.integers(1, 3), min_size=1, max_size=5))
 def test_answers_go_to_their_deliveries_however_they_come(answers, cuts, per_frame):
     async def run(directory: Path) -> None:

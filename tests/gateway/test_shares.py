@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from broker.gateway.links.shares import IDLE_SECONDS, PASS_SECONDS, Action, Kind, Shares
 from broker.partition.state.line import Line
 from broker.partition.state.receivers import Receiver
+from tests.examples import examples
 
 FRAGMENTS = 3
 LINKS = 2
@@ -231,7 +232,7 @@ class SharesMachine(RuleBasedStateMachine):
 
 
 TestShares = SharesMachine.TestCase
-TestShares.settings = settings(max_examples=300, stateful_step_count=60)
+TestShares.settings = settings(max_examples=examples(300), stateful_step_count=60)
 
 
 def alone(count: int) -> Link:

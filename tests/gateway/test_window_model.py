@@ -21,9 +21,10 @@ from protocol.codec import UByte, UInt, UShort
 from storage.records import NEVER, encode_message
 from tests.caller import VARIABLES
 from tests.end_to_end.raw_peer import ATTACH, BEGIN, FLOW, OPEN, TRANSFER, Frame, message, source, target
+from tests.examples import examples
 from tests.gateway.in_process import Client, Worker, gateway_with_workers
 
-EXAMPLES = int(VARIABLES.get("PEEKLOCK_MODEL_EXAMPLES", 60))
+EXAMPLES = int(VARIABLES.get("PEEKLOCK_MODEL_EXAMPLES", examples(60)))
 FRAME_BYTES = 600
 MANY = 1 << 20
 

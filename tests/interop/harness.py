@@ -21,7 +21,7 @@ from tests.interop.scenario import ENTITY_PREFIX
 from tests.interop.scenarios import SCENARIOS
 from tests.interop.sdks import CACHE, Program
 
-RUN_TIMEOUT_S = 200
+RUN_TIMEOUT_S = 400  # several run side by side
 RESULTS = CACHE / "results"
 LISTENER = ("listen-only", "key of the listener")
 SENDER = ("send-only", "key of the sender")

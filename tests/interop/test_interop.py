@@ -46,19 +46,18 @@ def run(sdk: str, directory: Path, partitioned: bool) -> Run:
 
 
 class Runs:
-    """Runs an SDK's program on both brokers, one after the other, when the first of its tests asks."""
+    """Runs an SDK's program on a broker when the first of its tests there asks."""
 
     def __init__(self, directories: pytest.TempPathFactory) -> None:
         self._directories = directories
-        self._runs: dict[str, list[Run]] = {}
+        self._runs: dict[tuple[str, bool], Run] = {}
 
     def result(self, sdk: str, partitioned: bool, scenario: str) -> tuple[Result, str]:
         """The result and the end of the broker's log."""
-        if sdk not in self._runs:
+        if (sdk, partitioned) not in self._runs:
             ensure(PROGRAMS[sdk].toolchain)
-            directories = [self._directories.mktemp(sdk) for _ in FORMS]
-            self._runs[sdk] = [run(sdk, *each) for each in zip(directories, FORMS, strict=True)]
-        results, log = self._runs[sdk][FORMS.index(partitioned)]
+            self._runs[sdk, partitioned] = run(sdk, self._directories.mktemp(sdk), partitioned)
+        results, log = self._runs[sdk, partitioned]
         return results[scenario], log
 
 

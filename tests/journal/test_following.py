@@ -18,6 +18,7 @@ from storage.journal.queues import Mode, Modes
 from storage.log.follower import Follower as LogFollower
 from storage.log.follower import position_path, read_position
 from storage.store import Table
+from tests.examples import examples
 from tests.journal.journaled import SMALL, Worker, journaled, wanted
 from tests.journal.turns_of_messages import STORE
 from tests.logs import checkpoint, crash, open_log
@@ -165,7 +166,7 @@ class Killed(BaseException):
     pass
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 6)), min_size=1, max_size=8), st.booleans())
 def test_a_kill_at_any_write_loses_and_doubles_nothing(rounds, is_half_written):
     with TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:

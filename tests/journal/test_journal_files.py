@@ -16,6 +16,7 @@ from storage.journal.batches import stream
 from storage.journal.files import JournalDamaged, JournalFull, OutOfRetention, PartitionJournal, Reached
 from storage.journal.frames import HEAD_BYTES, CorruptJournal, Made, decode, decode_head, encode
 from storage.journal.schema import SCHEMA
+from tests.examples import examples
 from tests.journal.journaled import plain_record, plain_rows, read
 from tests.own_disk import own_disk_or_skip
 
@@ -61,7 +62,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(STEPS, st.data())
 def test_every_row_that_was_synced_is_read_once(steps, data):
     with TemporaryDirectory() as name:

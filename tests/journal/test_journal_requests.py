@@ -9,6 +9,7 @@ from yarl import URL
 
 from broker.journal_requests import MAX_BYTES, MAX_OFFSET, PATH, Consumer, Overview, Range, WrongRequest
 from storage.journal.entities import Wanted
+from tests.examples import examples
 
 HOSTILE = st.sampled_from(
     [
@@ -50,7 +51,7 @@ def asked(base, target):
     return sent.path, list(sent.query.items())
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(st.integers(-1, 10**9).map(str) | TEXTS, QUERIES, st.none() | TEXTS)
 def test_the_journal_reads_what_the_gateway_has_read(partition, query, owner):
     try:
@@ -76,7 +77,7 @@ def test_an_overview_is_asked_for_as_it_was_read(query):
     assert (path, Overview.read(parameters)) == (PATH, wanted)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(TEXTS | st.text("aZ0._-", max_size=101))
 def test_a_consumer_is_named_as_it_was_read(name):
     try:

@@ -17,6 +17,7 @@ from storage.log.changes import Operation
 from storage.queue_ids import Part, queue_id_of
 from storage.records import NEVER, Field, Overlay, Place, encode_state, session_key, staged_key
 from storage.store import Table
+from tests.examples import examples
 from tests.journal.turns_of_messages import (
     ACTIVE,
     DEAD,
@@ -269,7 +270,7 @@ OPS = st.tuples(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.lists(st.lists(OPS, min_size=1, max_size=8), min_size=1, max_size=12))
 def test_each_message_enters_once_and_leaves_once(frames):
     present = {ACTIVE: {}, DEAD: {}}  # number: place

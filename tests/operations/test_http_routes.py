@@ -21,6 +21,7 @@ from broker.gateway.web.endpoint import BODY_SECONDS
 from protocol.nodes.sas_tokens import generate
 from tests.brokers import KEY, KEY_NAME, Broker
 from tests.end_to_end.health import eventually
+from tests.examples import examples
 from tests.operations.test_management_api import ENTRY
 
 DOCUMENTED = {200, 201, 202, 204, 400, 401, 403, 404, 405, 408, 409, 410, 411, 412, 413, 414, 415, 417, 431, 501, 503}
@@ -183,7 +184,7 @@ def parsed(answer: bytes) -> Answer:
     return Answer(int(status), body)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(
     method=st.sampled_from(["GET", "PUT", "POST", "DELETE", "HEAD", "OPTIONS", "PATCH", "TRACE", "BREW"]),
     path=paths,
@@ -220,7 +221,7 @@ def test_a_delay_is_refused_where_it_would_have_no_effect(broker):
     assert b"delivery.abandon_delays" in refused.body
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.binary(max_size=300), st.lists(st.integers(1, 50), max_size=5))
 @example(b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello", [])
 @example(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n\r\n", [])

@@ -66,6 +66,7 @@ from storage.queue_ids import Part as QueuePart
 from storage.queue_ids import queue_id_of
 from storage.records import NEVER, STORE_ID_KEY, Field, encode_document, encode_message
 from storage.store import Table
+from tests.examples import examples
 from tests.partition.accounts import assert_counted_rightly
 from tests.partition.driver import START_MS, deliveries, run
 from tests.partition.driver import define as define_entity
@@ -571,7 +572,7 @@ COMMANDS = (
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.data())
 def test_only_a_broker_error_comes_out_and_the_partition_goes_on(data):
     world = World()
@@ -593,7 +594,7 @@ def test_only_a_broker_error_comes_out_and_the_partition_goes_on(data):
 
 
 @pytest.mark.parametrize("operation", sorted(FIELDS_OF))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(data=st.data())
 def test_only_a_broker_error_comes_of_a_request(operation, data):
     world = World()

@@ -13,6 +13,7 @@ from broker.rules import Action, Changes
 from protocol.codec import Char, Decimal128, Described, Long, Symbol, Timestamp, ULong
 from protocol.message.rendering import render
 from storage.records import message_parts
+from tests.examples import examples
 from tests.partition.driver import START_MS
 from tests.partition.topic_driver import TOPIC, TOPIC_ENTITY, A, B, TopicDriver, assert_shared_rightly, event, rule
 
@@ -112,7 +113,7 @@ TARGETS = st.sampled_from(["a", "sys.Label", "sys.TimeToLive", "sys.SessionId", 
 ACTIONS = st.none() | st.builds("SET {} = {}".format, TARGETS, SUMS)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(FILTERS, ACTIONS, st.dictionaries(st.sampled_from("abc"), VALUES), VALUES, st.booleans(), st.booleans())
 @example("a < b", None, POISON, None, True, False)
 @example("@v < b", None, POISON, math.nan, True, False)

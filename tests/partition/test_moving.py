@@ -11,6 +11,7 @@ from broker.wire import Outcome
 from storage.queue_ids import queue_id_of
 from storage.records import entity_key
 from storage.store import Table
+from tests.examples import examples
 from tests.partition.moving_driver import ENTITY, FIRST, SECOND, SOME, World
 
 KINDS = ["plain", "sessions", "forwards", "topic"]
@@ -86,7 +87,7 @@ def refuses_what_comes_back(world: World, *wherever: int) -> None:
     assert stored == {each: world.stored(each) for each in world.stores}
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(kind=st.sampled_from(KINDS), before=MANY, reading=READING, between=MANY, again=READING, after=MANY)
 def test_nobody_sees_a_move(kind, before, reading, between, again, after):
     worlds = World(kind), World(kind)
@@ -101,7 +102,7 @@ def test_nobody_sees_a_move(kind, before, reading, between, again, after):
     same_to_the_end(worlds, after, FIRST)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     kind=st.sampled_from(KINDS),
     before=MANY,
@@ -129,7 +130,7 @@ def test_a_move_that_is_given_up_leaves_nothing(kind, before, reading, freezes, 
     same_to_the_end(worlds, after, FIRST)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     kind=st.sampled_from(KINDS), before=MANY, dies=st.lists(st.sampled_from([FIRST, SECOND]), max_size=3), after=MANY
 )

@@ -11,6 +11,7 @@ from hypothesis.stateful import invariant
 
 from storage.queue_ids import entity_of
 from storage.records import message_parts
+from tests.examples import examples
 from tests.models import model_settings
 from tests.partition.forwarding_driver import Partitions
 from tests.partition.hinted_store import HintedStore
@@ -187,7 +188,7 @@ def of_moved(world: World, store: Any) -> dict[Any, Any]:
     return entries | {key: each for key, each in states if entity_of(int.from_bytes(key[:4], "big")) in world.ids}
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     kind=st.sampled_from(KINDS),
     before=MANY,

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
+from tests.examples import examples
 from tests.partition.driver import LOCK_MS, Delivery, deliveries
 from tests.partition.selective_driver import Selective, color_of, colored
 
@@ -208,7 +209,7 @@ def do(world: World, operation: tuple[Any, ...]) -> None:
 
 
 @pytest.mark.parametrize("partition_settings", [SMALL, PartitionSettings()], ids=["small", "usual"])
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(seed=st.integers(0, 2**32 - 1))
 def test_each_message_goes_to_one_that_selects_it(partition_settings, seed):
     random = Random(seed)

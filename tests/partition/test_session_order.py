@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
+from tests.examples import examples
 from tests.partition.driver import LOCK_MS, START_MS
 from tests.partition.session_driver import SessionDriver
 
@@ -183,7 +184,7 @@ STEPS = ["put"] * 4 + ["lock", "lock", "lock_any", "receive", "receive", "comple
 STEPS += ["break_connection", "delete", "delete", "ask_in_vain", "ask_for_a_moment", "restart"]
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(
     st.lists(st.tuples(st.sampled_from(STEPS), st.sampled_from("abcd")), max_size=25),
     st.sampled_from([1, 2, 1000]),

@@ -31,6 +31,7 @@ from protocol.message.intake import take_apart
 from protocol.symbols import AMQP_HEADER
 from storage.records import NEVER, encode_message
 from tests.end_to_end.raw_peer import BATCH_FORMAT, DETACH, DISPOSITION, TRANSFER, performative
+from tests.examples import examples
 from tests.fuzz.engine_cases import Server
 from tests.fuzz.mutations import session
 from tests.fuzz.test_engine_memory import attach
@@ -192,7 +193,7 @@ def frames_of(steps: list[tuple[str, int, str]]) -> list[bytes]:
     return frames
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(STEPS, st.lists(st.one_of(st.integers(1, 99), st.integers(1, 70_000)), max_size=60))
 def test_messages_that_come_are_told_alike(steps, cuts):
     data = b"".join(frames_of(steps))
@@ -503,7 +504,7 @@ def in_one_piece(output: bytes, max_frame: int) -> dict[int, list[Any]]:
     return by_handle
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(SENDING_STEPS, st.sampled_from(((512, 100_000), (4_096, 100_000), (1 << 20, 1000), (1 << 20, 3))))
 def test_messages_are_sent_alike(steps, sizes):
     max_frame, window = sizes
@@ -607,7 +608,7 @@ def in_list_32(frame: bytes) -> bytes:
     return len(longer).to_bytes(4, "big") + longer[4:12] + bytes((longer[12] + 6,)) + longer[13:]
 
 
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(
     st.sampled_from([ACCEPTED_IN_ONE, in_list_32(ACCEPTED_IN_ONE)]),
     st.lists(st.tuples(st.integers(8, 70), st.one_of(st.integers(0, 255), st.sampled_from(b"@ABCERp\xc0\xd0")))),
@@ -648,7 +649,7 @@ CHANGES = st.lists(
 )
 
 
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(st.lists(st.tuples(TRANSFERS, CHANGES), min_size=1, max_size=4), st.integers(1, 400))
 def test_the_walk_reads_transfers_alike(transfers, step):
     data = bytearray()

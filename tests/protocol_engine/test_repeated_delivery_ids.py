@@ -10,6 +10,7 @@ from protocol import codec
 from protocol.codec import Described, UInt, ULong
 from protocol.engine.deliveries import ACCEPTED, REJECTED, settle
 from protocol.errors import ProtocolError
+from tests.examples import examples
 from tests.protocol_engine.pair import Pair, performatives, raw_frame
 
 BATCH_FORMAT = 0x80013700
@@ -167,7 +168,7 @@ def test_a_delivery_goes_on_under_its_own_id_only() -> None:
         server.push(transfer(0, 1, b""))
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     st.lists(
         st.tuples(

@@ -13,6 +13,7 @@ from protocol.engine.proton import lib
 from protocol.errors import ProtocolError
 from protocol.symbols import BATCH_FORMAT
 from tests.end_to_end.raw_peer import DISPOSITION, TRANSFER, performative, raw_performative
+from tests.examples import examples
 from tests.fuzz.engine_cases import Server
 from tests.fuzz.mutations import session
 from tests.fuzz.test_engine_memory import attach
@@ -142,7 +143,7 @@ UINTS = st.one_of(st.sampled_from((0, 1, 255, 256, 0x7FFF_FFFF, 0x8000_0000, 0xF
 FIELDS = st.lists(st.one_of(st.none(), UINTS.map(UInt), st.booleans(), st.just({})), min_size=0, max_size=12)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(FIELDS, st.lists(st.tuples(st.integers(8, 60), st.integers(0, 255)), max_size=2), st.integers(-2, 2))
 def test_a_flow_that_is_not_read_is_valid_and_asks_for_nothing(fields, flips, miscounted):
     content = b"".join(map(encode, fields))

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from protocol.codec import Described, Symbol, encode
 from protocol.errors import DecodeError, LimitExceeded, ProtocolError
 from protocol.message.batches import unpack_batch
+from tests.examples import examples
 
 
 def section(code, value):
@@ -58,7 +59,7 @@ def test_a_flood_of_sections_that_are_no_messages_is_limited_too():
         unpack_batch(section(0x78, {}) * 100_000, max_messages=20)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.lists(st.binary(max_size=300), min_size=1, max_size=5), st.data())
 def test_any_damage_is_refused_or_leaves_messages(messages, data):
     payload = bytearray(batch(*messages))

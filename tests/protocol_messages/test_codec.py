@@ -38,6 +38,7 @@ from protocol.codec import (
     skip,
 )
 from protocol.errors import DecodeError, LimitExceeded, ProtocolError
+from tests.examples import examples
 from tests.hostile_input import uuids
 
 
@@ -106,7 +107,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(values, st.binary(max_size=3), st.binary(max_size=3))
 def test_encoded_values_decode_to_the_same_value_and_type(value, before, after):
     encoded = encode(value)
@@ -119,7 +120,7 @@ def test_encoded_values_decode_to_the_same_value_and_type(value, before, after):
         assert skip(buffer, len(before)) == end
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.binary(max_size=60))
 def test_any_bytes_decode_or_raise_a_protocol_error(data):
     try:
@@ -131,7 +132,7 @@ def test_any_bytes_decode_or_raise_a_protocol_error(data):
     assert same(again, value)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(values, st.data())
 def test_any_damage_to_a_value_decodes_or_raises_a_protocol_error(value, data):
     encoded = bytearray(encode(value))
@@ -144,7 +145,7 @@ def test_any_damage_to_a_value_decodes_or_raises_a_protocol_error(value, data):
         skip(encoded, 0)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(values)
 def test_a_value_cut_short_is_malformed(value):
     encoded = encode(value)
@@ -227,7 +228,7 @@ def test_compound_values_of_proton_decode():
     assert same(decode_exactly(data.encode()), expected)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.recursive(scalars.filter(lambda value: not isinstance(value, (bytes, Float))), st.lists, max_leaves=5))
 def test_proton_reads_every_byte_of_what_is_encoded(value):
     encoded = encode([value])

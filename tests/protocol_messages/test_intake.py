@@ -34,6 +34,7 @@ from protocol.errors import DecodeError, HeaderTooLarge, InvalidField, LimitExce
 from protocol.message import fields, intake, sections
 from protocol.message.intake import take_apart
 from protocol.message.layout import DURABLE, HAS_DELIVERY_ANNOTATIONS, HAS_PRIORITY, unpack_layout
+from tests.examples import examples
 
 HEADER, DELIVERY, ANNOTATIONS, PROPERTIES, APPLICATION, DATA, SEQUENCE, VALUE, FOOTER = range(0x70, 0x79)
 
@@ -601,7 +602,7 @@ def outcome(take, message):
         return type(error), str(error)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(messages())
 def test_a_message_is_taken_apart_to_what_was_put_in(generated):
     (header, notes, fields, properties_section, application_section, body), message = generated
@@ -643,7 +644,7 @@ def test_a_message_is_taken_apart_to_what_was_put_in(generated):
     assert (extra or {}) == {name: value for name, value in expected.items() if value is not None}
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(messages(), st.data())
 def test_the_usual_way_and_the_general_one_agree_even_on_damaged_messages(generated, data):
     message = bytearray(generated[1])
@@ -664,7 +665,7 @@ def test_the_usual_way_and_the_general_one_agree_even_on_damaged_messages(genera
     assert outcome(with_id[0], bytes(message)) == outcome(with_id[1], bytes(message))
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.binary(max_size=80).map(lambda data: b"\x00\x53" + data))
 def test_any_bytes_are_taken_apart_or_refused_with_a_protocol_error(data):
     try:

@@ -13,6 +13,7 @@ from protocol.errors import ProtocolError
 from protocol.message.intake import take_apart
 from protocol.message.layout import LAYOUT
 from storage.records import NEVER, encode_message
+from tests.examples import examples
 from tests.protocol_messages.test_intake import messages
 
 pytestmark = pytest.mark.skipif(native is None, reason="the extension is not built, or is switched off")
@@ -58,7 +59,7 @@ def test_usual_messages_are_taken(message):
     assert check(message)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(messages(), st.data())
 def test_what_is_taken_is_taken_as_by_python_even_if_it_is_damaged(generated, data):
     message = bytearray(generated[1])
@@ -81,13 +82,13 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(st.lists(PIECES, max_size=24).map(b"".join))
 def test_pieces_of_messages_are_taken_as_by_python(message):
     check(message)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     messages(),
     st.integers(0, (1 << 63) - 1),

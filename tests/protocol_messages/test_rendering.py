@@ -10,6 +10,7 @@ from proton import Message, symbol
 from protocol.codec import Described, Float, Int, Long, Symbol, Timestamp, UByte, UInt, decode, encode
 from protocol.message.intake import take_apart
 from protocol.message.rendering import MAX_EXPIRY_MS, Additions, render, render_embedded
+from tests.examples import examples
 
 HEADER, DELIVERY, ANNOTATIONS, PROPERTIES, APPLICATION, DATA = range(0x70, 0x76)
 START = 40
@@ -258,7 +259,7 @@ parts = st.tuples(
 int64 = st.integers(-(2**63), 2**63 - 1)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(parts, int64, st.integers(0, 2**32 - 1), st.none() | int64, st.none() | st.integers(0, 2**40))
 def test_the_common_way_and_that_of_additions_show_the_same(
     generated, sequence_number, delivery_count, locked_until_ms, ttl_ms

@@ -12,6 +12,7 @@ from protocol.addresses import (
     parse,
     parse_audience,
 )
+from tests.examples import examples
 
 
 @pytest.mark.parametrize(
@@ -146,7 +147,7 @@ PIECES = (
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.one_of(
         st.text(),

@@ -19,6 +19,7 @@ from protocol.nodes.cbs import (
 )
 from protocol.nodes.request_message import Request
 from protocol.nodes.sas_tokens import ExpiredToken, MalformedToken
+from tests.examples import examples
 
 # As azure-servicebus 7.14.3 encodes it; it declares the type jwt.
 PYTHON = bytes.fromhex(
@@ -155,7 +156,7 @@ def test_a_message_that_is_no_request_raises_a_typed_error(bad, error):
         request_message.parse(bad)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.binary(max_size=64), st.integers(0, len(PYTHON)), st.integers(0, 3))
 def test_hostile_bytes_raise_typed_errors_only(data, position, removed):
     hostile = PYTHON[:position] + data + PYTHON[position + removed :]

@@ -42,6 +42,7 @@ from protocol.nodes.management import (
     UpdateDisposition,
 )
 from protocol.nodes.request_message import Request
+from tests.examples import examples
 
 TOKEN = UUID("00112233-4455-6677-8899-aabbccddeeff")
 OTHER = UUID("ffeeddcc-bbaa-9988-7766-554433221100")
@@ -385,14 +386,14 @@ OPERATIONS = st.sampled_from(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(OPERATIONS, st.one_of(VALUES, st.dictionaries(KEYS, VALUES)))
 def test_hostile_arguments_raise_typed_errors_only(operation, body):
     with suppress(management.ManagementError):
         management.parse(request("com.microsoft:" + operation, body))
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.binary(max_size=40), st.integers(0, len(PYTHON_RECEIVE)), st.integers(0, 3))
 def test_hostile_bytes_raise_typed_errors_only(data, position, removed):
     hostile = PYTHON_RECEIVE[:position] + data + PYTHON_RECEIVE[position + removed :]

@@ -20,6 +20,7 @@ from protocol.nodes.sas_tokens import (
     resource_path,
     verify,
 )
+from tests.examples import examples
 
 PRIMARY, SECONDARY = "cHJpbWFyeQ==", "second+ary/key="
 RIGHTS = frozenset({"Send", "Listen"})
@@ -177,7 +178,7 @@ def test_a_malformed_token_says_what_is_wrong_with_it(token, reason):
         verify(token, "sb://host/queue", lookup, NOW)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     st.one_of(
         st.text(),
@@ -193,7 +194,7 @@ def test_hostile_tokens_raise_token_errors_only(token, audience):
         verify(token, audience, lookup, NOW)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40), st.text("abc/%+ é", max_size=30))
 def test_generated_tokens_verify(key, path):
     resource = "sb://host/" + quote(path)
@@ -263,14 +264,14 @@ def covered(resource: str, audience: str) -> bool:
     return True
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.sampled_from(["localhost", "127.0.0.1", "host:5672", "a.servicebus.windows.net"]), PATHS, PATHS)
 def test_with_and_without_a_scheme_a_resource_covers_the_same(host, path, asked):
     audience = f"amqps://anything/{asked}"
     assert covered(f"{host}/{path}", audience) == covered(f"sb://{host}/{path}", audience)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(PATHS, PATHS)
 def test_a_path_alone_covers_nothing_outside_of_it(path, asked):
     """Whatever the client calls the host: in its audience it can write what it likes."""

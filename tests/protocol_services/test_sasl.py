@@ -17,6 +17,7 @@ from protocol.engine.sasl import (
 )
 from protocol.errors import ProtocolError
 from protocol.symbols import AMQP_HEADER
+from tests.examples import examples
 
 ANONYMOUS = Identity(IdentityKind.ANONYMOUS)
 ROOT = Identity(IdentityKind.KEY, "root", frozenset({"Send", "Listen"}))
@@ -171,7 +172,7 @@ def test_an_extended_frame_header_is_skipped():
     assert sasl.identity == ANONYMOUS
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.binary(max_size=80), st.integers(0, 255), st.booleans())
 def test_hostile_bytes_raise_typed_errors_only(data, position, in_frame):
     stream = SASL_HEADER + (frame(data) if in_frame else data) + init("PLAIN", b"\0root\0wrong")
@@ -250,7 +251,7 @@ def test_a_server_that_says_something_else_is_an_error(answer):
         SaslClient("ANONYMOUS").feed(answer)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.binary(max_size=60), st.sampled_from([b"", SASL_HEADER, SASL_HEADER + MECHANISMS]))
 def test_a_hostile_server_raises_typed_errors_only(data, before):
     client = SaslClient("ANONYMOUS")

@@ -38,6 +38,7 @@ from protocol.codec import (
     ULong,
     encode,
 )
+from tests.examples import examples
 
 NAN_DECIMAL = Decimal64(b"\x7c" + bytes(7))
 TIMESPAN, DATE = Symbol("com.microsoft:timespan"), Symbol("com.microsoft:datetime-offset")
@@ -116,7 +117,7 @@ def rule_of(expression, action):
         return None
 
 
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(PREDICATES, VIEWS)
 @example("a < b", MessageView(None, {"a": math.nan, "b": Decimal32(b"\x32\x80\x00\x07")}))
 @example("@nan < @decimal", MessageView())
@@ -130,7 +131,7 @@ def test_a_filter_matches_does_not_match_or_fails(expression, message):
         assert match.is_plain != bool(match.errors)
 
 
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(ACTIONS, VIEWS)
 @example("SET a = + c", MessageView(None, {"c": Described(TIMESPAN, ULong(2**64 - 1))}))
 def test_an_action_changes_the_message_to_what_can_be_stored_or_fails(action, message):
@@ -147,7 +148,7 @@ def test_an_action_changes_the_message_to_what_can_be_stored_or_fails(action, me
         assert not isinstance(value, str) or encode(value)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.dictionaries(NAMES.map(str.lower), SIMPLE, min_size=1), VIEWS)
 def test_a_correlation_filter_matches_does_not_match_or_fails(properties, message):
     try:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from broker.rules import ActionError, FilterError, MessageView, Rule, RuleSet, compile_action, compile_filter
 from broker.rules.like import like
+from tests.examples import examples
 from tests.rules import rule_reference as reference
 
 LONG = "a" * 32_768
@@ -97,7 +98,7 @@ def test_actions_have_what_filters_left():
         rule.action.apply(view)
 
 
-@settings(max_examples=1_000)
+@settings(max_examples=examples(1_000))
 @given(st.text("ab", max_size=12), st.text("ab%_!", max_size=12), st.none() | st.just("!"))
 def test_a_pattern_matches_what_the_table_of_all_its_ends_does(text, pattern, escape):
     try:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from broker.rules import FilterError, MessageView, Rule, RuleSet, RuleSyntaxError, compile_action, compile_filter
 from broker.rules.syntax import MAX_CHARACTERS
 from protocol.codec import Float, Int, Long, Short, Symbol, UInt, encode
+from tests.examples import examples
 from tests.rules import rule_reference as reference
 
 NAMES = ["a", "b", "c", "d"]
@@ -96,7 +97,7 @@ def is_refused(expression):
     return kind in ("and", "or", "not") and any(is_refused(part) for part in parts)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(PREDICATES, MESSAGES, st.sampled_from(["", " ", "\n  "]))
 @example(("and", ("not", ("compare", "=", ("literal", 1), ("literal", 1))), ("isnull", False, ("property", "a"))),
          ({}, (None, None)), " ")  # fmt: skip
@@ -126,7 +127,7 @@ def test_a_filter_has_the_result_of_the_reference(expression, message, space):
         assert filter_.is_always_true is (result is True)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(VALUES, MESSAGES)
 def test_an_action_sets_the_value_of_the_reference(expression, message):
     user, (label, message_id) = message

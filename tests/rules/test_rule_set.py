@@ -18,6 +18,7 @@ from broker.rules import (
     compile_filter,
 )
 from protocol.codec import Decimal64, Described, Float, Int, Long, Symbol, Timestamp, UInt
+from tests.examples import examples
 
 ACTION = compile_action("SET a = 1")
 MESSAGE = MessageView(
@@ -345,11 +346,11 @@ class Topic(RuleBasedStateMachine):
         assert len(self.kept) == sum(map(len, self.subscriptions.values()))
 
 
-Topic.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
+Topic.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=25)
 TestTopic = Topic.TestCase
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.lists(FILTERS, max_size=20), st.lists(MESSAGES, min_size=1, max_size=4))
 def test_the_index_finds_what_trying_each_finds(filters, messages):
     rules = RuleSet()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from broker.rules import FilterError, InvalidRule, MessageView, RuleSyntaxError, compile_action, compile_filter
 from broker.rules.syntax import MAX_CHARACTERS, MAX_DEPTH, MAX_STATEMENTS
+from tests.examples import examples
 
 A_VALUE = "expected a value (a property, number, string, TRUE, FALSE, NULL, @parameter or function)"
 
@@ -180,7 +181,7 @@ WORDS = st.sampled_from([
 ])  # fmt: skip
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(st.lists(WORDS, max_size=30).map(" ".join) | st.lists(WORDS, max_size=30).map("".join) | st.text(max_size=40))
 def test_any_text_is_a_rule_or_refused(text):
     for compile_ in (compile_filter, compile_action):

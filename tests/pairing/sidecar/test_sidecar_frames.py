@@ -9,6 +9,7 @@ from broker.pairing.sidecar.through import Through
 from protocol.codec import Described, Symbol, UByte, UInt, ULong, UShort, encode
 from protocol.errors import ProtocolError
 from protocol.symbols import AMQP_HEADER, Descriptor
+from tests.examples import examples
 
 uints = st.one_of(st.integers(0, 300), st.sampled_from([0, 255, 256, 2**31, 2**32 - 1])).map(UInt)
 numbers = st.one_of(st.none(), uints)
@@ -40,7 +41,7 @@ def field(fields, index):
     return fields[index] if index < len(fields) else None
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(
     transfers(),
     st.binary(max_size=40),
@@ -116,7 +117,7 @@ wild_frames = st.builds(
 )
 
 
-@settings(max_examples=600)
+@settings(max_examples=examples(600))
 @given(st.lists(st.tuples(sides, wild_frames | st.binary(max_size=60)), max_size=8), st.booleans())
 def test_whatever_either_side_sends_only_a_protocol_error_comes_out(sent, attached):
     through = Through(Nobody(), "primary")

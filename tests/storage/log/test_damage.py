@@ -18,6 +18,7 @@ from storage.log.recovery import log_directory
 from storage.log.segments import segment_numbers, segment_path
 from storage.log.writer import LogWriter
 from storage.store import StoreError, Table
+from tests.examples import examples
 from tests.logged_turns import Turns, contents, open_local
 from tests.logs import crash, open_tables
 
@@ -426,7 +427,7 @@ hostile = st.sampled_from([b"", b"v", bytes(40_000), b"TurN" * 2000, b"PeekLog\n
     st.integers(0, 2**30),
     st.sampled_from([0, 1, 2**63 - 1]),
 )
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_any_flipped_byte_of_any_log_is_named_or_at_its_end(turns, place, time_ms):
     with pytest.MonkeyPatch.context() as monkeypatch, _folder() as folder:
         log = open_local(monkeypatch, folder, (0,), limits=LogLimits(20_000, 1 << 20))

@@ -25,6 +25,7 @@ from storage.log.frames import (
     header_bytes,
     padded,
 )
+from tests.examples import examples
 
 LOG_ID = bytes(range(LOG_ID_BYTES))
 LARGEST = 2**63 - 1
@@ -44,7 +45,7 @@ def frame_of(codec, lsn, payload, kind=Kind.TURN):
 
 
 @given(time_ms=st.sampled_from([0, 1, LARGEST]), lsn=lsns, turn=changes)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_a_turn_comes_back_as_it_was(time_ms, lsn, turn):
     codec = FrameCodec(LOG_ID)
     with codec.pack_turn(time_ms, turn, []) as payload:

@@ -16,6 +16,7 @@ from storage.log.segments import segment_path
 from storage.log.tail import READ_BYTES, LogTail, Overtaken, Position
 from storage.log.writer import LogWriter, make_log
 from storage.store import StoreError
+from tests.examples import examples
 
 LOG_ID = bytes(range(16))
 SEGMENT_BYTES = 32 << 10
@@ -78,7 +79,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(STEPS, st.booleans())
 def test_every_turn_is_read_once_and_in_order(steps, frees):
     with TemporaryDirectory() as directory:
