@@ -18,7 +18,7 @@ __all__ = ["caller"]  # importing it is what counts
 
 TEST_SECONDS = 180  # many run beside each other, some with the lowest priority
 ROOT = Path(__file__).parents[1]
-PROCESSES_PER_CPU = 2  # most tests of brokers wait
+PROCESSES_PER_CPU = 3  # most tests of brokers wait
 TABLE = tiers.read()
 
 settings.register_profile(
