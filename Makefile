@@ -29,6 +29,7 @@
 #   make pipeline-cluster  a stream and a job on a standalone cluster of Spark, with kills, and what happens line by line
 #   make pipeline-kills  the same with kills at random                ARGS="--minutes 10"
 #   make pipeline-demo  a broker under load and kill -9, and the jobs over its journal, with planted faults; needs Java
+#   make tools     all that the longer tests need, with the SDKs of four languages
 #   make spark     also install Spark and the jobs, for tests/pipeline; they need Java 17 or later
 #   make install   only make .venv, with the command peeklock in it
 #   make clean     remove what these made, but no data of brokers
@@ -46,7 +47,7 @@ EXAMPLES ?= 2000
 OF_BROKERS := $(addprefix tests/,end_to_end sessions forwarding operations client_commands protocol_client crash_ledger)
 
 .DEFAULT_GOAL := help
-.PHONY: help install spark pipeline-demo serve test test-landing test-all test-changed test-one-process lint bench scaling model soak fuzz fuzz-native power-loss disk-full hostile-peers mutants split pairing-ledger drain kill-drivers losing-a-worker capture-s3 pipeline-cluster pipeline-kills lock image pipeline-pods structure dead-code coverage clean
+.PHONY: help install spark tools pipeline-demo serve test test-landing test-all test-changed test-one-process lint bench scaling model soak fuzz fuzz-native power-loss disk-full hostile-peers mutants split pairing-ledger drain kill-drivers losing-a-worker capture-s3 pipeline-cluster pipeline-kills lock image pipeline-pods structure dead-code coverage clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -110,6 +111,12 @@ $(SPARK_INSTALLED): $(EXTENSION)
 	$(BIN)/python -m pip install --quiet --editable '.[spark,jobs]'
 	-@$(BIN)/peeklock jobs prepare # jobs are slower without it, and say themselves if there is no Java
 	@touch $@
+
+# kubectl builds the manifests of deploy/kubernetes. Where there is none, or one as old as Debian 12's, kustomize does.
+tools: $(SPARK_INSTALLED) $(BENCH_INSTALLED)
+	kubectl version --client 2>/dev/null | grep -qE 'Kustomize Version: v([5-9]|[0-9]{2})\.' || \
+		GOBIN="$$PWD/$(BIN)" go install sigs.k8s.io/kustomize/kustomize/v5@v5.0.3
+	-$(BIN)/python tests/interop/sdks.py # the tests try again what fails
 
 pipeline-demo: $(SPARK_INSTALLED)
 	$(BIN)/python -m tests.pipeline.demo $(ARGS)

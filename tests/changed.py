@@ -1,7 +1,8 @@
 """Runs the tests that a change can reach: `python -m tests.changed [--since main] [pytest's arguments]`.
 
 A change is all that is different from where the branch left `main`, committed or not. Tests that only start a broker
-with a changed part in it are left to `make test`.
+with a changed part in it are left to `make test`. Those that take longer (`tests.tiers`) are left to `make
+test-landing`, unless they have changed themselves.
 """
 
 import argparse
@@ -10,6 +11,9 @@ import sys
 
 from tests.reach import Sources, Unknown, read
 from tests.sources import ROOT
+from tests.tiers import CHANGE
+
+NO_TESTS = 5  # pytest's exit code
 
 
 def git(*arguments: str) -> list[str]:
@@ -46,10 +50,18 @@ def main() -> None:
             print(f"{len(reach.of_programs)} more start programs with them: make test runs those", file=sys.stderr)
     if options.list:
         print(*tests, sep="\n")
-    elif tests:
-        sys.exit(
-            subprocess.run([sys.executable, "-m", "pytest", *for_pytest, *tests], cwd=ROOT, check=False).returncode
-        )
+        return
+    own = [test for test in tests if test in changed]
+    others = [test for test in tests if test not in own]
+    failed = bool(own) and run(for_pytest, own)
+    failed |= bool(others) and run([*for_pytest, "--tier", CHANGE], others)
+    sys.exit(failed)
+
+
+def run(options: list[str], tests: list[str]) -> bool:
+    """False if all pass, or all are longer ones."""
+    command = [sys.executable, "-m", "pytest", "--numprocesses", "auto", *options, *tests]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode not in (0, NO_TESTS)
 
 
 if __name__ == "__main__":
