@@ -17,16 +17,21 @@ CHANGE, LANDING, NIGHTLY = TIERS = ("change", "landing", "nightly")
 
 
 class Tiers:
-    """Names are ids of tests, files or folders, as pytest has them. What is named stands for all below it."""
+    """Names are ids of tests, files or folders, as pytest has them. What is named stands for all below it; a name that
+    ends with * for all ids that begin so.
+    """
 
     def __init__(self, table: Mapping[str, Any]) -> None:
         self._tiers: dict[str, str] = {name: tier for tier in (LANDING, NIGHTLY) for name in table[tier]}
+        self._begun = [name for name in self._tiers if name.endswith("*")]
         self._places = {name: place for place, name in enumerate(table["first"])}
         self._groups = {name: re.compile(group) for name, group in table["groups"].items()}
-        self.names = [*table[LANDING], *table[NIGHTLY], *table["first"], *table["groups"]]
+        self.in_tiers = [*table[LANDING], *table[NIGHTLY]]
+        self.names = [*self.in_tiers, *table["first"], *table["groups"]]
 
     def tier_of(self, test: str) -> str:
-        return next((self._tiers[name] for name in _around(test) if name in self._tiers), CHANGE)
+        begun = (name for name in self._begun if test.startswith(name[:-1]))
+        return next((self._tiers[name] for name in (*begun, *_around(test)) if name in self._tiers), CHANGE)
 
     def may_have(self, path: str, tier: str) -> bool:
         """True if a file or folder may have tests of this tier."""
@@ -41,10 +46,10 @@ class Tiers:
         """One process runs all tests of a group, one after the other: all of a file, which may share a broker, or those
         whose ids begin with the same text that the table's pattern matches.
         """
-        path = test.partition("::")[0]
-        if path not in self._groups:
-            return path
-        found = self._groups[path].match(test)
+        pattern = next((self._groups[name] for name in _around(test) if name in self._groups), None)
+        if pattern is None:
+            return test.partition("::")[0]
+        found = pattern.match(test)
         return found[0] if found else test
 
 

@@ -60,6 +60,13 @@ def start(data_dir, **settings):
     return done.returncode, done.stdout, done.stderr
 
 
+def started(data_dir, **settings):
+    """What a start that succeeds says."""
+    code, stdout, stderr = start(data_dir, **settings)
+    assert code == 0, stderr
+    return stdout
+
+
 def refused(data_dir, **settings):
     """The message of a start that must be refused."""
     code, stdout, stderr = start(data_dir, **settings)
@@ -73,7 +80,7 @@ def refused(data_dir, **settings):
 def data_dir(tmp_path):
     """A directory in which a broker has been started before."""
     path = tmp_path / "data"
-    assert start(path, queues=[{"name": "orders"}])[0] == 0
+    started(path, queues=[{"name": "orders"}])
     return path
 
 
@@ -201,7 +208,7 @@ def filled_dir(tmp_path):
     path = tmp_path / "data"
     for count in (1, 2):
         queues = [{"name": f"queue-{number}"} for number in range(count)]
-        assert start(path, queues=queues, topics=[{"name": "news", "subscriptions": [{"name": "all"}]}])[0] == 0
+        started(path, queues=queues, topics=[{"name": "news", "subscriptions": [{"name": "all"}]}])
     return path
 
 
@@ -224,7 +231,7 @@ def test_damage_that_only_a_change_meets_never_ends_the_start_without_a_word(fil
 def test_several_damaged_partitions_are_left_out(tmp_path):
     path = tmp_path / "data"
     queues = [{"name": "orders"}]
-    assert start(path, partitions=4, queues=queues)[0] == 0
+    started(path, partitions=4, queues=queues)
     for partition in (1, 3):
         damage(data_file(path, partition), "META", lone_branch)
     code, stdout, _ = start(path, partitions=4, workers=2, queues=[*queues, {"name": "new"}])
