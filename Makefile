@@ -39,6 +39,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 BENCH_INSTALLED := $(VENV)/.bench-installed
+SPARK_PACKAGES := $(VENV)/.spark-packages
 SPARK_INSTALLED := $(VENV)/.spark-installed
 EXTENSION := protocol/_native.abi3.so
 CONFIG ?= deploy/quickstart.toml
@@ -47,7 +48,7 @@ EXAMPLES ?= 2000
 OF_BROKERS := $(addprefix tests/,end_to_end sessions forwarding operations client_commands protocol_client crash_ledger)
 
 .DEFAULT_GOAL := help
-.PHONY: help install spark tools pipeline-demo serve test test-landing test-all test-changed test-one-process lint bench scaling model soak fuzz fuzz-native power-loss disk-full hostile-peers mutants split pairing-ledger drain kill-drivers losing-a-worker capture-s3 pipeline-cluster pipeline-kills lock image pipeline-pods structure dead-code coverage clean
+.PHONY: help install spark spark-packages tools pipeline-demo serve test test-landing test-all test-changed test-one-process lint bench scaling model soak fuzz fuzz-native power-loss disk-full hostile-peers mutants split pairing-ledger drain kill-drivers losing-a-worker capture-s3 pipeline-cluster pipeline-kills lock image pipeline-pods structure dead-code coverage clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -107,13 +108,18 @@ $(BENCH_INSTALLED): $(EXTENSION)
 
 spark: $(SPARK_INSTALLED)
 
-$(SPARK_INSTALLED): $(EXTENSION)
+spark-packages: $(SPARK_PACKAGES)
+
+$(SPARK_PACKAGES): $(EXTENSION)
 	$(BIN)/python -m pip install --quiet --editable '.[spark,jobs]'
+	@touch $@
+
+$(SPARK_INSTALLED): $(SPARK_PACKAGES)
 	-@$(BIN)/peeklock jobs prepare # jobs are slower without it, and say themselves if there is no Java
 	@touch $@
 
 # kubectl builds the manifests of deploy/kubernetes. Where there is none, or one as old as Debian 12's, kustomize does.
-tools: $(SPARK_INSTALLED) $(BENCH_INSTALLED)
+tools: $(SPARK_PACKAGES) $(BENCH_INSTALLED)
 	kubectl version --client 2>/dev/null | grep -qE 'Kustomize Version: v([5-9]|[0-9]{2})\.' || \
 		GOBIN="$$PWD/$(BIN)" go install sigs.k8s.io/kustomize/kustomize/v5@v5.0.3
 	-$(BIN)/python tests/interop/sdks.py # the tests try again what fails
