@@ -159,7 +159,7 @@ def test_links_that_are_older_than_a_worker_are_served_by_it(tmp_path: Path) -> 
         gateway.stop()
         later.stop()
         said_before = gateway.begin()
-        eventually(lambda: b" is ready." in gateway.log_file.read_bytes()[said_before:], "it takes clients", 15)
+        eventually(lambda: b" is ready." in gateway.log_file.read_bytes()[said_before:], "it takes clients")
         with RawPeer.connect(gateway.amqp_port) as peer, RawPeer.connect(gateway.amqp_port) as receiver:
             handles = {partition: peer.attach_sender(name) for partition, name in names.items()}
             keyed = peer.attach_sender("wide")
@@ -169,7 +169,7 @@ def test_links_that_are_older_than_a_worker_are_served_by_it(tmp_path: Path) -> 
                 taken = peer.expect(DISPOSITION).fields[4].descriptor == ACCEPTED
                 assert taken == (partition in (0, 1))
             later.start()
-            eventually(lambda: gateway.get("/readyz")[0] == 200, "ready", 15)
+            eventually(lambda: gateway.get("/readyz")[0] == 200, "ready")
             for handle in handles.values():
                 peer.transfer(message(b"m"), handle)
                 assert peer.expect(DISPOSITION).fields[4].descriptor == ACCEPTED

@@ -212,9 +212,9 @@ def test_a_worker_that_is_away_is_missed_by_those_who_need_it_only(tmp_path: Pat
             peer.transfer(message(b"m"), handle)
             assert error_of_outcome(peer) == "com.microsoft:server-busy"
             away.start()
-            eventually(lambda: gateway.get("/readyz")[0] == 200, "ready again", 15)
+            eventually(lambda: gateway.get("/readyz")[0] == 200, "ready again")
             send(peer, names[1], b"m")
-            eventually(lambda: create(node, "queue", name="new").status == 200, "changes are possible again", 2)
+            eventually(lambda: create(node, "queue", name="new").status == 200, "changes are possible again")
             assert receive(peer, "wide", 4) == [b"1", b"2", b"3", b"4"]
 
 
@@ -228,7 +228,7 @@ def test_a_gateway_that_starts_first_waits_and_says_for_what(tmp_path: Path) -> 
     [gateway] = cluster.gateways
     said_before = gateway.begin()
     try:
-        eventually(lambda: is_waiting(gateway), "it answers", 10)
+        eventually(lambda: is_waiting(gateway), "it answers")
         reason = json.loads(gateway.get("/readyz")[1])["reason"]
         assert reason.startswith("waiting for the workers: partition 0 has no worker")
         assert all(address in reason for address in cluster.addresses)
@@ -251,7 +251,7 @@ def test_a_gateway_that_starts_while_a_worker_is_away_serves_what_the_others_hav
         gateway.stop()
         away.stop()
         said_before = gateway.begin()
-        eventually(lambda: b" is ready." in gateway.log_file.read_bytes()[said_before:], "it takes clients", 15)
+        eventually(lambda: b" is ready." in gateway.log_file.read_bytes()[said_before:], "it takes clients")
         assert gateway.get("/readyz")[0] == 503
         with RawPeer.connect(gateway.amqp_port) as peer:
             send(peer, "wide", b"1", b"2", b"3", b"4")
@@ -301,8 +301,8 @@ def test_only_certificates_of_the_namespaces_authority_are_taken(tmp_path: Path)
     worker.start()
     gateway.begin()
     try:
-        eventually(lambda: "connection of a gateway or worker failed" in worker.log_file.read_text(), "refused", 10)
-        eventually(lambda: is_waiting(gateway), "it answers", 10)
+        eventually(lambda: "connection of a gateway or worker failed" in worker.log_file.read_text(), "refused")
+        eventually(lambda: is_waiting(gateway), "it answers")
         assert "certificate" in worker.log_file.read_text().lower()
         assert cluster.addresses[0] in json.loads(gateway.get("/readyz")[1])["reason"]
         assert worker.get("/readyz")[0] == 200
@@ -320,7 +320,7 @@ def test_a_worker_whose_certificate_has_another_name_is_not_used(tmp_path: Path)
     worker.begin()
     gateway.begin()
     try:
-        eventually(lambda: is_waiting(gateway) and "mismatch" in gateway.get("/readyz")[1], "it says why", 15)
+        eventually(lambda: is_waiting(gateway) and "mismatch" in gateway.get("/readyz")[1], "it says why")
     finally:
         gateway.kill()
         worker.kill()
@@ -335,7 +335,7 @@ def test_a_worker_of_another_namespace_is_not_used(tmp_path: Path) -> None:
     said = mixed.begin()
     one.workers[0].start()
     try:
-        eventually(lambda: "belongs to another namespace" in mixed.log_file.read_bytes()[said:].decode(), "said", 15)
+        eventually(lambda: "belongs to another namespace" in mixed.log_file.read_bytes()[said:].decode(), "said")
     finally:
         mixed.kill()
         one.workers[0].kill()
@@ -350,9 +350,9 @@ def test_two_workers_that_claim_one_partition(tmp_path: Path) -> None:
     try:
         for machine in machines:
             machine.begin()
-        eventually(lambda: is_waiting(gateway) and "claims partition 0" in gateway.get("/readyz")[1], "said", 15)
+        eventually(lambda: is_waiting(gateway) and "claims partition 0" in gateway.get("/readyz")[1], "said")
         for worker in cluster.workers:
-            eventually(lambda worker=worker: "claims partitions of this one" in worker.log_file.read_text(), "said", 10)
+            eventually(lambda worker=worker: "claims partitions of this one" in worker.log_file.read_text(), "said")
     finally:
         for machine in machines:
             machine.kill()
@@ -379,7 +379,7 @@ def test_settings_that_cannot_be_are_named(tmp_path: Path, change: dict, text: s
         setattr(worker, name, value)
     worker.begin()
     try:
-        eventually(lambda: not worker.running, "it ends", 10)
+        eventually(lambda: not worker.running, "it ends")
         assert text in worker.log(), worker.log()
     finally:
         worker.kill()

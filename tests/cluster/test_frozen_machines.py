@@ -110,7 +110,7 @@ def test_messages_that_are_forwarded_to_a_frozen_worker_arrive_once(cluster, gat
         noticed = source.log().count(SILENT)
         with cluster.of(3).frozen():
             assert sender() == ""
-            eventually(lambda: source.log().count(SILENT) > noticed, "it is noticed", 10)
+            eventually(lambda: source.log().count(SILENT) > noticed, "it is noticed")
             send(peer, SOURCE, b"2")
         assert receive(peer, TARGET, 2) == [b"1", b"2"]
         send(peer, SOURCE, b"3")
@@ -140,7 +140,7 @@ def test_a_worker_that_waits_for_its_disk_longer_than_silence_lasts_is_waited_fo
             control.with_suffix(".new").rename(control)
             began = time.monotonic()
             peer.transfer(message(b"it begins a sync"), handle)
-            time.sleep(0.5)
+            time.sleep(2)  # the sync has begun, and takes longer
             control.unlink()
             for _ in range(1, MANY):
                 peer.transfer(message(bytes(BYTES)), handle)

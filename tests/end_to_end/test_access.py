@@ -451,7 +451,7 @@ def test_a_peer_that_never_puts_a_token_is_closed_with_the_reason(stranger):
 
 def test_a_token_that_is_refused_does_not_stop_the_clock(stranger):
     put_token(Node(stranger, "$cbs"), "orders", token_for("orders", key="wrong"))
-    assert stranger.wait_closed(3)[-1].code == CLOSE
+    assert stranger.wait_closed()[-1].code == CLOSE
 
 
 def test_a_key_needs_no_token(broker):
@@ -465,7 +465,7 @@ def test_half_open_connections_go_away(broker):
     for peer in peers[::2]:
         peer.send(SASL_HEADER)
     for peer in peers:
-        peer.wait_closed(3)
+        peer.wait_closed()
         peer.socket.close()
     eventually(lambda: metrics(broker)["peeklock_active_connections",] == 0, "no connection left")
 

@@ -11,6 +11,7 @@ from uuid import UUID
 import pytest
 
 from broker.catalog.catalog import catalog_version, definitions, home_partition
+from broker.worker.home import HANGS_MS
 from protocol.codec import Array
 from protocol.lock_tokens import uuid_of
 from storage.store import Table
@@ -278,13 +279,14 @@ def test_a_worker_that_hangs_holds_up_a_change_until_it_is_replaced(tmp_path: Pa
         waits = Node(peer, NODE)
         worker_of(broker, 1).suspend()
         waits.say("peeklock:create-entity", {"kind": "queue", "properties": {"name": "new"}})
-        time.sleep(3.5)
+        peer.wait_until_read()
+        time.sleep(HANGS_MS / 1000 + 0.5)  # by now it is known that the worker does not follow
         refused = create(Node(asks, NODE), "queue", name="refused")
         assert (refused.status, refused.condition) == (503, BUSY)
         assert "Partition 1 does not answer" in refused.description
         send(asks, "witness", b"m")
         assert waits.response().status == 200
-        eventually(lambda: is_ready(broker), "ready", 15)
+        eventually(lambda: is_ready(broker), "ready")
         with RawPeer.connect(broker.amqp_port) as other:
             send(other, "new", b"m")
             assert create(Node(other, NODE), "queue", name="next").status == 200
@@ -349,8 +351,8 @@ def test_whatever_dies_all_partitions_have_what_was_answered(tmp_path: Path) -> 
             for turn in range(6):
                 time.sleep(0.5 + 0.07 * turn)
                 worker_of(broker, turn % WORKERS).kill()
-                eventually(lambda: len(broker.worker_processes()) == WORKERS, "started again", 10)
-                eventually(lambda: is_ready(broker), "ready", 15)
+                eventually(lambda: len(broker.worker_processes()) == WORKERS, "started again")
+                eventually(lambda: is_ready(broker), "ready")
         finally:
             for each in changes:
                 each.stop()

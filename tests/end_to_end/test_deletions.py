@@ -145,7 +145,7 @@ def test_a_queue_that_nobody_uses_is_deleted_and_its_links_end(broker):
         ]
         other = peer.attach_sender("witness")
         for handle in handles:
-            detached = peer.expect(DETACH, timeout_s=10)
+            detached = peer.expect(DETACH)
             assert (detached.fields[0], detached.fields[1], error_of(detached)[0]) == (handle, True, NOT_FOUND)
             assert "The messaging entity" in error_of(detached)[1]
         assert_missing(peer, "replies")
@@ -175,7 +175,7 @@ def test_a_subscription_goes_alone_and_what_it_shared_stays_for_the_others(broke
     broker.stop()
     nearly_over(broker, "news", GOES, left_ms=1500)
     broker.start()
-    eventually(lambda: counted(broker, "peeklock_auto_deleted_entities_total") == 1, "it is deleted", 10)
+    eventually(lambda: counted(broker, "peeklock_auto_deleted_entities_total") == 1, "it is deleted")
     send(broker, "news")
     with RawPeer.connect(broker.amqp_port) as peer:
         peer.attach(sender=False, address="news/Subscriptions/goes")
@@ -216,7 +216,7 @@ def test_a_worker_that_dies_before_the_catalog_knows_changes_nothing_of_it(broke
     broker.start()
     home, own = broker.worker_processes()
     home.suspend()
-    eventually(lambda: logged(broker, '"replies", .*"entity deleted'), "it is deleted", 10)
+    eventually(lambda: logged(broker, '"replies", .*"entity deleted'), "it is deleted")
     if dies == "own":
         own.kill()
         eventually(lambda: len(broker.worker_processes()) == 2, "started again")
@@ -232,7 +232,7 @@ def test_a_broker_killed_before_the_catalog_knows_makes_what_is_declared_anew(br
     nearly_over(broker, "replies", QUEUE, left_ms=2500)
     broker.start()
     broker.worker_processes()[0].suspend()
-    eventually(lambda: logged(broker, '"replies", .*"entity deleted'), "it is deleted", 10)
+    eventually(lambda: logged(broker, '"replies", .*"entity deleted'), "it is deleted")
     broker.kill()
     assert all(QUEUE in ids for _, ids in catalogs(broker))
     broker.start()
@@ -298,14 +298,12 @@ def test_links_older_than_the_homes_restart_end_with_their_entity(broker):
         home, _ = broker.worker_processes()
         home.kill()
         home.wait(10)
-        eventually(
-            lambda: logged(broker, "worker connected again"), "the gateway has the catalog of the new worker", 15
-        )
+        eventually(lambda: logged(broker, "worker connected again"), "the gateway has the catalog of the new worker")
         with Worker(broker) as other:
             other.say(Op.REMOVE, [QUEUE])
             other.hear(Op.DELETED)
         for _ in handles:
-            assert error_of(peer.expect(DETACH, 5))[0] == NOT_FOUND
+            assert error_of(peer.expect(DETACH))[0] == NOT_FOUND
         assert_missing(peer, "replies")
     serves(broker.amqp_port)
 

@@ -114,7 +114,7 @@ def test_a_subscription_goes_alone_and_what_it_shared_stays_for_the_others(start
     broker.stop()
     nearly_over(broker, GOES, left_ms=1500)
     broker.start()
-    eventually(lambda: counted(broker, "peeklock_auto_deleted_entities_total") == 1, "it is deleted", 10)
+    eventually(lambda: counted(broker, "peeklock_auto_deleted_entities_total") == 1, "it is deleted")
     send(broker, "news")
     with RawPeer.connect(broker.amqp_port) as peer:
         assert_missing_receiver(peer, "news/Subscriptions/goes")

@@ -149,7 +149,7 @@ def test_one_process_on_a_disk_that_fails_ends_until_it_is_mounted_again(disk, o
         refused_until_closed(peer, handle)
     before.wait(PATIENCE_S)
     assert logged(broker, "store failed.*Input/output error|Input/output error.*store failed"), broker.log()
-    eventually(lambda: logged(broker, "cannot be written: .*process cannot serve"), "named at the next start", 10)
+    eventually(lambda: logged(broker, "cannot be written: .*process cannot serve"), "named at the next start")
     assert not is_ready(broker)
     broker.stop()
     disk.mount_again()

@@ -582,7 +582,7 @@ def test_a_close_that_is_never_read_frees_the_connection(broker):
         # A queue of its own: what came to its kernel before the clean end stays locked.
         deaf.attach_receiver("unread", credit=0xFFFFFFFF, channel=1)
         deaf.say(CLOSE)
-        eventually(lambda: metrics(broker)["peeklock_active_connections",] == 0, "the deaf one is gone", 5)
+        eventually(lambda: metrics(broker)["peeklock_active_connections",] == 0, "the deaf one is gone")
 
 
 def test_a_session_may_begin_where_one_has_ended_while_messages_are_under_way(peer):

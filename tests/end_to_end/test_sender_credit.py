@@ -37,7 +37,6 @@ name = "news"
 """
 # More than the credit of any kind of link.
 COUNT = 1500
-CREDIT_PATIENCE_S = 5.0
 MALFORMED = b"\x00\x53\x75\xff"
 TOO_LARGE = message(bytes(5000))
 UNKNOWN_TRANSACTION = b"never declared"
@@ -93,7 +92,7 @@ class Sender:
     def _await_credit(self) -> None:
         self.flush()
         while self._count >= self._limit:
-            fields = self._peer.expect(FLOW, CREDIT_PATIENCE_S).fields
+            fields = self._peer.expect(FLOW).fields
             if fields[4] == self._their_handle:
                 self._limit = fields[5] + fields[6]
         self._peer.drop(DISPOSITION)

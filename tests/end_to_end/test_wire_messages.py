@@ -14,6 +14,7 @@ from tests.end_to_end.raw_peer import (
     BATCH_FORMAT,
     DISPOSITION,
     FLOW,
+    PATIENCE_S,
     REJECTED,
     TRANSFER,
     RawPeer,
@@ -446,7 +447,7 @@ def test_requests_whose_responses_find_no_credit_do_not_pile_up(broker):
         peer.nothing_more(TRANSFER)
         peer.flow(node.receiver, 5000)
         answered = 0
-        end = time.monotonic() + 5
+        end = time.monotonic() + PATIENCE_S
         while answered < 1000 and time.monotonic() < end:
             assert node.response().status == 410
             answered += 1

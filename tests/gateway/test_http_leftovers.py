@@ -20,7 +20,7 @@ from protocol.engine.sasl import SASL_HEADER, plain_response
 from protocol.nodes.sas_tokens import generate
 from tests.brokers import KEY, KEY_NAME
 from tests.end_to_end.raw_peer import CLOSE, frame_bytes
-from tests.gateway.in_process import Worker, started_gateway
+from tests.gateway.in_process import Worker, started_gateway, until
 from tests.hostile_input import OPENED, attach, say, transfer
 from tests.leftovers import Leftovers
 
@@ -118,19 +118,14 @@ async def a_body_for_which_there_is_no_memory(http: Http) -> None:
     await http.say(f"{POST}Content-Length: 200000\r\n\r\n".encode() + bytes(100_000))
     assert http.gateway is not None
     assert http.endpoint is not None
-    for _ in range(1000):
-        if http.gateway.unfinished.held_bytes == 100_000:
-            break
-        await asyncio.sleep(0.005)
+    unfinished = http.gateway.unfinished
+    await until(lambda: unfinished.held_bytes == 100_000)
     http.endpoint.look_after()
     budget = http.gateway.budget
     enough, budget.maximum_bytes = budget.maximum_bytes, int(1.05 * budget.held_bytes)
     await http.say(b"x")
-    await asyncio.sleep(0.02)
+    await until(lambda: unfinished.held_bytes == 100_001)
     http.endpoint.look_after()
-    print(
-        "DBG", budget.held_bytes, budget.maximum_bytes, budget._held, budget._ending, http.gateway.unfinished.held_bytes
-    )
     answer = await http.head()
     budget.maximum_bytes = enough
     assert b" 503 " in answer
@@ -278,17 +273,17 @@ def test_nothing_of_a_connection_lives_on(state: State, tmp_path: Path) -> None:
         endpoint = http_endpoint(gateway)
         port = await endpoint.listen("127.0.0.1", 0, None, reuse_port=False)
 
+        def has_left() -> bool:
+            """The gateway has a connection to itself, too."""
+            return not endpoint.count and all(each.client_name.startswith("http-") for each in gateway.connections)
+
         async def end_one() -> None:
             http = Http(worker, *await asyncio.open_connection("127.0.0.1", port))
             http.gateway, http.endpoint = gateway, endpoint
             await state(http)
             await asyncio.sleep(0.02)
             http.end()
-            for _ in range(1000):
-                # The gateway has a connection to itself, too.
-                if not endpoint.count and all(each.client_name.startswith("http-") for each in gateway.connections):
-                    break
-                await asyncio.sleep(0.005)
+            await until(has_left)
             for _ in range(3):
                 for command in (*http.unanswered, *await worker.commands()):
                     if command[0] in (Op.SEND, Op.SEND_BATCH):
@@ -310,7 +305,6 @@ def test_nothing_of_a_connection_lives_on(state: State, tmp_path: Path) -> None:
             connection.shut_down()
         endpoint.stop_listening()
         await endpoint.close()
-        await asyncio.sleep(0.05)
-        assert not gateway.connections
+        await until(lambda: not gateway.connections)
 
     uvloop.run(run())

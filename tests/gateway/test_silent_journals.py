@@ -12,9 +12,9 @@ from broker.errors import ServerBusy
 from broker.gateway.web.journals import Journals, Refused
 from broker.journal_requests import SIGN_OF_LIFE, Overview, Range
 from broker.settings.config import Settings
+from tests.end_to_end.raw_peer import PATIENCE_S
 
 ROWS = Range(0, "0" * 16, 0, 10, 1000, False, None)
-PATIENCE_S = 10.0
 LOOK_S = 0.05
 SILENT_LOOKS = 3
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"

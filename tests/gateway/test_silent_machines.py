@@ -16,12 +16,12 @@ from broker.gateway.router import Router
 from broker.gateway.worker_tcp import TcpConnection
 from broker.metrics import GatewayMetrics
 from broker.wire import Op
-from tests.gateway.in_process import gateway_with_workers
+from tests.end_to_end.raw_peer import PATIENCE_S
+from tests.gateway.in_process import gateway_with_workers, until
 
 PATIENCE = Patience(silence_ms=3000, stall_ms=9000)
 SILENT_LOOKS = 3
 LONGEST_LOOKS = 12
-PATIENCE_S = 10.0
 NEVER_S = 1000.0
 
 
@@ -109,14 +109,6 @@ class Worker:
     def look(self, times: int) -> None:
         for _ in range(times):
             self.connection._look()
-
-
-async def until(condition: Any) -> None:
-    for _ in range(int(PATIENCE_S / 0.01)):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it does not come")
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ from broker.wire import Op
 from broker.worker.listening import TcpListener, UnixListener
 from broker.worker.peer import Peer
 from tests.configuration.workers_in_process import frame
+from tests.gateway.in_process import until
 from tests.leftovers import Leftovers
 
 
@@ -34,12 +35,6 @@ class Owner:
 
     def on_reply(self, answer: Any, error: Exception | None) -> None:
         self.replies.append(error)
-
-
-async def until(is_so: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
-        while not is_so():  # noqa: ASYNC110 - the other end has no events
-            await asyncio.sleep(0.001)
 
 
 class Scene:

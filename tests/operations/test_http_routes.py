@@ -384,13 +384,14 @@ def test_the_limit_of_connections_leaves_websockets_out_and_lets_new_ones_replac
 
         begun = (
             f"POST /orders/messages HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token('valid')}\r\n"
-            "Content-Length: 100\r\n\r\nbegun"
+            "Expect: 100-continue\r\nContent-Length: 100\r\n\r\n"
         ).encode()
         for _ in range(3):  # what has ended counts no more
             tunnels = [opened(upgrade, 101) for _ in range(5)]
             waiting = [opened(health, 200) for _ in range(5)]
             busy = [opened(begun, None) for _ in range(3)]
-            time.sleep(0.3)  # until their requests are read; before that they count as waiting
+            for connection in busy:  # until their requests are read, they count as waiting
+                assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
             refused = socket.create_connection(("127.0.0.1", broker.http_port), 10)
             with suppress(ConnectionError):
                 refused.sendall(health)

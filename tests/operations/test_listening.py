@@ -14,6 +14,7 @@ from broker.listening import REST_SECONDS, Listener, cannot_listen, listen, try_
 from broker.settings.config import Tls
 from broker.tls import ServerTls
 from tests.brokers import REPOSITORY
+from tests.end_to_end.raw_peer import PATIENCE_S
 
 CERTIFICATE = REPOSITORY / "tests/protocol_client/localhost.pem"
 
@@ -95,7 +96,7 @@ async def said(port: int) -> bytes:
 
 
 async def eventually(is_so: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not is_so():  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(0.01)
 
@@ -157,7 +158,7 @@ def test_a_handshake_counts_until_it_ends(run: Run, closed: bool) -> None:
         await eventually(lambda: len(reception.arriving) == 3)
         if closed:
             listener.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             assert [*await asyncio.gather(*unfinished)] == [b""] * 3
         await eventually(lambda: not reception.arriving)
         if not closed:

@@ -19,6 +19,7 @@ from protocol.codec import Described, Long, Symbol, Timestamp
 from protocol.nodes.sas_tokens import generate
 from protocol.symbols import TIMESPAN
 from tests.brokers import KEY, KEY_NAME, Broker
+from tests.end_to_end.health import eventually, metrics
 
 CONFIG = """
 [delivery]
@@ -190,6 +191,10 @@ def test_a_header_that_is_given_twice_is_one_property(broker, call, empty):
     assert call("DELETE", "/orders/messages/head?timeout=5").headers.get_all("Color") == ['"red, 2"']
 
 
+def receivers(broker):
+    return sum(value for (name, *_), value in metrics(broker).items() if name == "peeklock_receivers")
+
+
 def test_messages_wait_for_receivers_and_receivers_for_messages(call, broker, empty):
     answers = []
     headers = {"Authorization": generate("http://localhost/", KEY_NAME, KEY, int(time.time()) + 60)}
@@ -202,7 +207,7 @@ def test_messages_wait_for_receivers_and_receivers_for_messages(call, broker, em
     threads = [threading.Thread(target=wait) for _ in range(3)]
     for thread in threads:
         thread.start()
-    time.sleep(1.5)
+    eventually(lambda: receivers(broker) == 3, "they wait")
     for body in (b"a", b"b", b"c"):
         call("POST", "/orders/messages", body)
     for thread in threads:
@@ -215,7 +220,7 @@ def test_no_message_is_lost_to_a_client_that_has_gone(call, broker, empty):
     request = f"DELETE /orders/messages/head?timeout=30 HTTP/1.1\r\nHost: x\r\nAuthorization: {token}\r\n\r\n"
     with socket.create_connection(("localhost", broker.http_port)) as connection:
         connection.sendall(request.encode())
-        time.sleep(0.5)
+        eventually(lambda: receivers(broker) == 1, "it waits")
     call("POST", "/orders/messages", "kept")
     got = call("DELETE", "/orders/messages/head?timeout=10")
     assert got.body == b"kept"

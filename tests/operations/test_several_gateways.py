@@ -132,7 +132,7 @@ def test_a_gateway_that_hangs_is_replaced_while_the_clients_of_the_other_go_on(b
         assert time.monotonic() - began > STALL_MS / 1000 - 1.5
         assert logged(broker, "process stalled")
         with pytest.raises(Closed):
-            waiting.expect(DISPOSITION, 2)
+            waiting.expect(DISPOSITION)
         eventually(lambda: len(broker.gateways()) == 2, "another was started")
         sends(served, handle)
         assert sound.is_running()

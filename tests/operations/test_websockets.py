@@ -4,7 +4,6 @@ import contextlib
 import socket
 import ssl
 import threading
-import time
 import urllib.error
 import urllib.request
 
@@ -17,6 +16,7 @@ from websockets.typing import Subprotocol
 
 from protocol.engine.sasl import SASL_HEADER
 from tests.brokers import KEY, KEY_NAME, Broker
+from tests.end_to_end.health import eventually
 from tests.operations.test_tls import Certificates
 from tests.ports import free_ports
 
@@ -153,10 +153,7 @@ def test_a_close_is_answered_and_ends_the_connection(broker):
         websocket.recv(20)
         websocket.close()
         assert websocket.protocol.close_rcvd.code == 1000
-    deadline = time.monotonic() + 10
-    while closed(broker) == before:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    eventually(lambda: closed(broker) != before, "it has ended")
 
 
 def closed(broker):

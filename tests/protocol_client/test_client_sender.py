@@ -77,7 +77,8 @@ async def test_a_detach_tells_its_reason_to_all_sends(peer):
     async with peer, await peer.connect() as connection:
         sender = await connection.sender("q")
         sends = [asyncio.create_task(sender.send(message)) for message in numbered(4)]
-        await asyncio.sleep(0.02)
+        await until(lambda: sender.in_flight == 2)
+        await asyncio.sleep(0.02)  # the others may not be sent
         assert sender.in_flight == 2
         peer.link("q").detach("com.microsoft:entity-disabled", "switched off")
         peer.flush()
@@ -120,7 +121,8 @@ async def test_messages_in_flight_are_bounded(peer):
     async with peer, await peer.connect() as connection:
         sender = await connection.sender("q", max_in_flight=3)
         sends = [asyncio.create_task(sender.send(message)) for message in numbered(7)]
-        await asyncio.sleep(0.02)
+        await until(lambda: len(peer.messages) == 3)
+        await asyncio.sleep(0.02)  # the others may not be sent
         assert len(peer.messages) == sender.in_flight == 3
         for _ in range(7):
             await until(lambda: held)
@@ -199,7 +201,8 @@ async def test_a_peer_that_does_not_read_makes_sends_wait(peer):
         sender = await connection.sender("q")
         peer.side.transport.pause_reading()
         sends = [asyncio.create_task(sender.send(large)) for _ in range(50)]
-        await asyncio.sleep(0.1)
+        await until(lambda: connection.is_congested)
+        await asyncio.sleep(0.05)  # the others may not be sent
         assert connection.is_congested
         assert sender.in_flight < 30
         peer.side.transport.resume_reading()

@@ -6,7 +6,7 @@ import pytest
 
 from protocol.codec import Described, Int, Long, Symbol, UInt, decode
 from tests.brokers import Broker
-from tests.end_to_end.health import eventually
+from tests.end_to_end.health import eventually, metrics
 from tests.end_to_end.raw_peer import (
     ACCEPTED,
     ATTACH,
@@ -132,7 +132,7 @@ def test_a_receiver_that_has_left_does_not_wait_any_more(peer, broker, end):
             other.expect(END)
         elif end == "close":
             other.close()
-    time.sleep(0.1)
+    eventually(lambda: metrics(broker)["peeklock_active_connections",] == 1, "it has left")
     send(peer, "orders", ("a", b"1"))
     assert session_of(accept(peer, "orders", wait_ms=2000)[1]) == "a"
 
