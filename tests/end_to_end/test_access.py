@@ -456,7 +456,7 @@ def test_a_token_that_is_refused_does_not_stop_the_clock(stranger):
 
 def test_a_key_needs_no_token(broker):
     with RawPeer.connect(broker.amqp_port) as peer:
-        peer.nothing_more(CLOSE, 0.8)  # the time for a first token is 0.5 s
+        peer.nothing_more(CLOSE, 1.8)  # the time for a first token is 1.5 s
         peer.attach_sender("orders")
 
 
