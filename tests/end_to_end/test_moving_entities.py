@@ -183,7 +183,7 @@ def test_clients_go_on_while_it_moves_again_and_again(broker: Broker, kind: str)
         client.stop()
         client.check()
         assert len(client.accepted) > 100
-        assert client.longest_s < 2
+        assert client.longest_s < 5
         if kind == "topic":
             kept = receive(peer, f"{name}/Subscriptions/kept", len(client.accepted))
             assert kept == sorted(b"%d" % number for number in client.accepted)

@@ -498,7 +498,7 @@ def test_a_peer_that_stops_reading_is_cut_off_and_its_locks_come_back(broker):
         deaf.attach_receiver("orders", credit=0xFFFFFFFF)
         began = time.monotonic()
         eventually(lambda: metrics(broker)["peeklock_active_connections",] == 1, "the deaf one is gone")
-        assert 0.3 < time.monotonic() - began < 5
+        assert 0.3 < time.monotonic() - began < 20
         peer.attach_receiver("orders", credit=1200)
         assert sorted(number_of(peer.expect(TRANSFER)) for _ in range(1200)) == list(range(1200))
         peer.settle(0, 1199)

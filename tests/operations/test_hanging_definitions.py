@@ -49,9 +49,9 @@ def _dies(signs):
 @pytest.mark.parametrize(("function", "arguments"), [(_stops, (False,)), (_stops, (True,)), (_stands_still, ())])
 def test_a_process_that_hangs_is_killed(function, arguments):
     signs, began = SharedSigns(), time.monotonic()
-    with pytest.raises(ProcessStalled, match=r"no progress for [1-3] seconds"):
+    with pytest.raises(ProcessStalled, match=r"no progress for [1-9] seconds"):
         apart_in_time(signs, STALL_S, function, signs, *arguments)
-    assert STALL_S <= time.monotonic() - began < 10
+    assert STALL_S <= time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize("function", [_makes_progress, _waits_for_disk])

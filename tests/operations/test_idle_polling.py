@@ -160,7 +160,7 @@ async def test_a_loop_that_may_not_poll_makes_no_rounds(monkeypatch: pytest.Monk
 
 
 async def test_what_comes_while_a_loop_polls_is_handled_at_once() -> None:
-    idle, heard = IdleLoop(0.5), asyncio.Event()
+    idle, heard = IdleLoop(5), asyncio.Event()
     here, there = socket.socketpair()
     with here, there:
         here.setblocking(False)
@@ -173,7 +173,7 @@ async def test_what_comes_while_a_loop_polls_is_handled_at_once() -> None:
         began = time.monotonic()
         await heard.wait()
         asyncio.get_running_loop().remove_reader(here)
-    assert time.monotonic() - began < 0.4
+    assert time.monotonic() - began < 4
 
 
 # -- where nobody polls

@@ -118,7 +118,7 @@ def test_a_gateway_that_hangs_is_replaced_while_the_clients_of_the_other_go_on(b
         hung.suspend()
         began = time.monotonic()
         status, body = readiness(broker)
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < STALL_MS / 1000 - 1, "it is answered before the gateway is replaced"
         assert status == 503
         assert body["reason"] == f"gateways that fail: {number}"
         assert re.fullmatch(r"no answer for \d\.\d s", body["gateways"][number])

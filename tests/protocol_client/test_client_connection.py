@@ -154,9 +154,9 @@ async def test_bytes_that_are_no_frames_end_the_connection(peer):
 
 
 async def test_an_idle_connection_is_kept_by_heartbeats(peer):
-    peer.idle_time_out_ms = 100
+    peer.idle_time_out_ms = 300
     async with peer, await peer.connect() as connection:
-        for _ in range(10):
+        for _ in range(15):  # longer than the peer would wait, which is twice that time
             await asyncio.sleep(0.05)
             peer.engine.tick(int(asyncio.get_running_loop().time() * 1000))
             peer.flush()

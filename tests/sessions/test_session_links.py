@@ -105,7 +105,7 @@ def test_a_wait_that_was_in_vain_is_refused_with_a_time_out(peer):
     began = time.monotonic()
     ask(peer, "orders", wait_ms=300)
     condition, text = peer.refusal()
-    assert 0.3 <= time.monotonic() - began < 3
+    assert 0.3 <= time.monotonic() - began < 20
     assert condition == "com.microsoft:timeout"
     assert "within the allotted timeout of 00:00:00.3000000." in text
 
@@ -325,7 +325,7 @@ def test_who_waits_and_holds_nothing_hears_of_the_end_of_the_lock_later(peer, br
     peer.flow(handle, 1, delivery_count=6)
     condition, _ = error_of(peer.expect(DETACH))
     assert condition == LOCK_LOST
-    assert 9 < time.monotonic() - began < 13
+    assert 9 < time.monotonic() - began < 15
 
 
 def test_a_lock_that_runs_out_detaches_the_link(peer):
