@@ -349,7 +349,7 @@ def test_whatever_dies_all_partitions_have_what_was_answered(tmp_path: Path) -> 
             each.start()
         try:
             for turn in range(6):
-                time.sleep(0.5 + 0.07 * turn)
+                time.sleep(0.5 + 0.07 * turn)  # at any point of a change
                 worker_of(broker, turn % WORKERS).kill()
                 eventually(lambda: len(broker.worker_processes()) == WORKERS, "started again")
                 eventually(lambda: is_ready(broker), "ready")
@@ -390,7 +390,7 @@ def test_settlements_are_answered_or_have_no_effect_when_receiving_is_disabled(b
         disabling.start()
         for delivery in held[: count // 2]:  # the broker detaches the link among these
             peer.settle(delivery.fields[1])
-            time.sleep(0.0001)
+            time.sleep(0.0001)  # so that the change comes between two
         disabling.join()
         for delivery in held[count // 2 :]:
             peer.settle(delivery.fields[1])

@@ -183,7 +183,7 @@ def test_frames_that_never_end_take_no_more_than_one_frame_each(broker):
                 peer = RawPeer.anonymous(broker.amqp_port)
                 peers.append(peer)
                 peer.send(attach(0, properties={Symbol("p"): LONG})[:-1])
-            time.sleep(0.5)
+            time.sleep(0.5)  # the gateway reads what there is
         finally:
             for peer in peers:
                 peer.socket.close()
@@ -317,7 +317,7 @@ def test_a_stranger_has_no_room_for_unfinished_messages(broker):
             ]
             with suppress(OSError):
                 peer.send(b"".join(parts) + b"".join(rest) * 30)
-        time.sleep(1)
+        time.sleep(1)  # the gateway reads what there is
         for peer in peers:
             peer.socket.close()
     assert memory.grown < 40 * MIB

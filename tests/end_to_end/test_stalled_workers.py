@@ -128,5 +128,5 @@ def test_a_broker_that_was_stopped_as_a_whole_replaces_nothing(broker):
     for each in processes:
         each.resume()
     serves(broker.amqp_port)
-    time.sleep(1.5)
+    time.sleep(1.5)  # nor is any replaced later
     assert [each.pid for each in broker.processes()] == [each.pid for each in processes]

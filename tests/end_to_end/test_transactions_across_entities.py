@@ -383,7 +383,7 @@ def test_over_kills_each_message_is_passed_on_once_or_stays(tmp_path):
 
             async def until_killed() -> None:
                 working = asyncio.create_task(work())
-                await asyncio.sleep(0.2 + chance.random() / 4)
+                await asyncio.sleep(0.2 + chance.random() / 4)  # at any point of a transaction
                 chance.choice([*broker.worker_processes(), broker.gateway()]).kill()
                 with suppress(ClientError, TimeoutError):
                     await asyncio.wait_for(working, 1)

@@ -285,7 +285,7 @@ def test_a_process_killed_at_any_time_leaves_all_of_a_transaction_or_nothing(tmp
                 working = asyncio.create_task(work(goes_on))
                 working.add_done_callback(lambda _: goes_on.set())
                 await asyncio.wait_for(goes_on.wait(), RESTART_PATIENCE_S)
-                await asyncio.sleep(chance.random() / 4)
+                await asyncio.sleep(chance.random() / 4)  # at any point of a transaction
                 victim(broker).kill()
                 answered = len(committed) + 10
                 goes_on.clear()

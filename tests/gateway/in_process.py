@@ -124,7 +124,7 @@ class Worker:
 
     async def commands(self) -> list[list[Any]]:
         """What came since the last call, but that the gateway follows the catalog."""
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # what waits for the end of the turn is written
         data, self.transport.written = bytes(self.transport.written), bytearray()
         commands: list[list[Any]] = []
         at = 0

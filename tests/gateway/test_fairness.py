@@ -96,7 +96,7 @@ def test_all_is_done_in_the_end_and_reading_goes_on(kind: str, tmp_path: Path) -
         if not hostile.is_refused:
             client.say(BEGIN, None, UInt(0), UInt(9), UInt(9))
             client.transport.feed(b"")
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # the loop takes some rounds for it
 
     asyncio.run(told())
 

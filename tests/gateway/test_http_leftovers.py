@@ -281,7 +281,7 @@ def test_nothing_of_a_connection_lives_on(state: State, tmp_path: Path) -> None:
             http = Http(worker, *await asyncio.open_connection("127.0.0.1", port))
             http.gateway, http.endpoint = gateway, endpoint
             await state(http)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # the gateway reads what there is
             http.end()
             await until(has_left)
             for _ in range(3):
@@ -291,14 +291,14 @@ def test_nothing_of_a_connection_lives_on(state: State, tmp_path: Path) -> None:
                     elif command[0] == Op.CLOSE_RECEIVER:
                         worker.say([Op.CLOSED, command[2], "", ""])
                 http.unanswered.clear()
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(0.005)  # an answer may bring the next command
 
         for _ in range(3):  # what is made once, or after some messages, is made
             await end_one()
         with Leftovers("broker", "protocol", "aiohttp", "websockets"):
             for _ in range(2):
                 await end_one()
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # the loop takes some rounds for it
         assert not gateway.metrics.connection_failures
         assert gateway.unfinished.held_bytes == 0
         for connection in [*gateway.connections]:

@@ -301,7 +301,7 @@ async def test_a_right_that_ends(scene: Scene) -> None:
     victim.rights.grant("elsewhere", {Right.SEND}, None, time.time() + 0.01)
     victim._watch_expiry(time.time())
     victim._links.detach_uncovered = fail
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # it ends
     await scene.expect_contained()
 
 
@@ -310,7 +310,7 @@ async def test_a_deadline(scene: Scene) -> None:
     victim = scene.victim.connection
     victim._set_deadline(1, "too late")
     victim.tracked = fail
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # it is too late
     await scene.expect_contained()
 
 

@@ -28,7 +28,7 @@ async def rested(pace: Pace, times: int) -> float:
 
 async def paced(bytes_per_second: float) -> Pace:
     pace = Pace(Traffic(bytes_per_second))
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # else there is too little to see
     return pace
 
 
@@ -62,10 +62,10 @@ def test_the_rest_ends_with_the_messages() -> None:
             return at
 
         pace = Pace(traffic)
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # else there is too little to see
         assert await rested(pace, 1) > WORKED_S / SHARE / 2
         flows = False
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # it sees that nothing flows
         await pace.rest(WORKED_S)
         assert await rested(pace, 20) < 10 * WORKED_S / SHARE
 

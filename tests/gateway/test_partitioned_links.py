@@ -787,7 +787,7 @@ async def test_if_the_first_fragment_has_no_session_all_are_asked(scene: Scene) 
     first, channel = await ask_for_the_next(scene)
     scene.workers[first].say([Op.CLOSED, channel, PASSES, "no session"])
     assert (await asked(scene)).keys() == {0, 1, 2}
-    await asyncio.sleep(FIRST_ANSWER_S * 1.5)
+    await asyncio.sleep(FIRST_ANSWER_S * 1.5)  # nobody is asked again when the first would be late
     assert await asked(scene) == {}
 
 

@@ -77,7 +77,7 @@ async def test_an_answer_ends_it() -> None:
     scene.workers[0].say([Op.REPLY, request, None])
     assert scene.gateway.returning.count == 0
     assert scene.gateway.returning.none.is_set()
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # it may not be asked again
     assert await scene.restores(0) == []
 
 
@@ -123,7 +123,7 @@ async def test_a_worker_that_dies_is_asked_again_when_it_is_back(moves: bool, ha
     entries = scene.deliver()
     _, _, mark = await scene.restored(0)
     scene.workers[0].lose()
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # it is tried in vain meanwhile
     scene.workers[0] = Worker(scene.workers[0].connection)
     if moves:
         scene.lives_at(1)
@@ -137,7 +137,7 @@ async def test_a_worker_that_dies_is_asked_again_when_it_is_back(moves: bool, ha
         assert found == entries
         scene.workers[1].say([Op.REPLY, request, None])
     assert scene.gateway.returning.count == 0
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # nor may the other be asked
     assert await scene.restores(1) == []
 
 
@@ -148,7 +148,7 @@ async def test_while_its_worker_is_away_it_waits() -> None:
     entries = [bytes(16), 1, 0, RECORD, None]
     [link] = channel.values()
     scene.gateway.returning.put_back(link.context.entity, QUEUE_ID, 0, entries)
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # it is tried in vain meanwhile
     scene.workers[0] = Worker(scene.workers[0].connection)
     found, request, _ = await scene.restored(0)
     assert found == entries

@@ -44,7 +44,7 @@ class Journal:
             server.close()
             for each in self._writers:
                 each.close()
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # the loop takes some rounds for it
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.append(writer)
@@ -122,6 +122,6 @@ async def test_nobody_is_asked_when_nothing_is_under_way() -> None:
             with pytest.raises(Refused):
                 async with journals.rows(0, ROWS):
                     pass
-        await asyncio.sleep(3 * LOOK_S)
+        await asyncio.sleep(3 * LOOK_S)  # nobody may ask meanwhile
         assert journal.asked == 0
         assert journals._watches == {}

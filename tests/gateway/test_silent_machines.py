@@ -162,7 +162,7 @@ async def test_a_worker_that_has_not_begun_to_beat_may_wait_for_its_disk() -> No
         await worker.greet()
         worker.ask()
         worker.look(LONGEST_LOOKS)  # the first of which has heard the greeting
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # for what would be answered
         assert worker.replies == []
         worker.look(1)
         await until(lambda: worker.replies)

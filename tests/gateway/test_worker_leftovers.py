@@ -131,7 +131,7 @@ def test_nothing_of_a_connection_lives_on(state: State, network: str, run: Calla
             await until(connection.connected.is_set)
             scene = Scene(connection, peer, Owner())
             state(scene)
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # the gateway reads what there is
             if leftovers is not None:
                 leftovers.ended(peer, scene.owner, peer.socket)
             if worker_ends:
@@ -141,7 +141,7 @@ def test_nothing_of_a_connection_lives_on(state: State, network: str, run: Calla
             await until(lambda: not connection.connected.is_set())
             if not worker_ends:
                 peer.close()
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.005)  # the loop takes some rounds for it
 
         for worker_ends in (True, False):
             await end_one(None, worker_ends)

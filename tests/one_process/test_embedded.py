@@ -259,13 +259,13 @@ def test_the_loop_goes_on_while_the_disk_writes(run):
         sent = 1
         while not whole.worker.must_wait:
             whole.send("b")
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # its turn is applied
             sent += 1
         assert sent == 1 + TURNS_TOGETHER
         commits = turns.commits
         for body in ("c", "d"):
             whole.send(body)
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # it may not be applied
         assert (whole.notes, turns.waits, turns.commits) == ([], 0, commits)
         turns.written()
         await whole.until(lambda: len(whole.notes) == 1)  # the first, and those behind it are being written
@@ -372,7 +372,7 @@ def test_a_turn_that_fails_is_told_and_is_the_last(run):
             whole.embedded.failed.result()
         turns = whole.worker._metrics.turns
         whole.send("b")
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # it may not be applied
         assert whole.worker._metrics.turns == turns
         assert whole.notes == []
 

@@ -317,7 +317,7 @@ def test_a_head_without_end_is_refused(broker):
         with suppress(ConnectionError):
             for number in range(100):
                 connection.sendall(b"X%d: %s\r\n" % (number, b"x" * 8000))
-                time.sleep(0.001)
+                time.sleep(0.001)  # so that they come one by one
             while piece := connection.recv(65536):
                 answer += piece
         assert not answer or parsed(answer).status == 431  # it may be lost with what was sent after it

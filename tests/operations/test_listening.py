@@ -142,7 +142,7 @@ def test_a_listener_that_is_closed_while_it_rests_stays_closed(run: Run) -> None
         await eventually(lambda: reception.failures)
         listener.close()
         assert await client == b""
-        await asyncio.sleep(1.5 * REST_SECONDS)
+        await asyncio.sleep(1.5 * REST_SECONDS)  # it may not try again
         assert len(reception.failures) == starved.attempts == 1
 
     run(story())

@@ -151,7 +151,7 @@ def test_beside_a_partition_that_hangs_the_answer_comes_within_a_second_and_then
         async with serving(source) as client:
             first = await readiness(client)
             second = await readiness(client)
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.5)  # the third answer tells of it
             third = await readiness(client)
             source.hanging.clear()
             source.released.set()
@@ -183,9 +183,9 @@ def test_a_slow_disk_is_no_fault_once_it_is_known_as_slow():
             await asyncio.sleep(0.6)  # its first slow answer has come
             for _ in range(4):
                 found.append(await readiness(client))
-                await asyncio.sleep(0.3)
+                await asyncio.sleep(0.3)  # so that they come at any time of a probe
             source.seconds = 60
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.5)  # the last probe of before has ended
             hanging = [await readiness(client) for _ in range(5)]
             return before, found, hanging
 

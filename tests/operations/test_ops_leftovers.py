@@ -33,7 +33,7 @@ def test_nothing_of_a_connection_lives_on(said, reads):
         async def end_one():
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
             writer.write(said)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # the server reads what there is
             if reads and said not in (b"", SAID["half of a head"]):
                 await reader.read(100)
             writer.transport.abort()
@@ -41,7 +41,7 @@ def test_nothing_of_a_connection_lives_on(said, reads):
                 if not server.connections:
                     break
                 await asyncio.sleep(0.005)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # the loop takes some rounds for it
 
         try:
             for _ in range(3):  # what is made once is made

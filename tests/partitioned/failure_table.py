@@ -232,7 +232,7 @@ def slow(directory: Path) -> list[Outcome]:
             # The first answer is 503, because the disk has only now become slow.
             eventually(lambda: broker.get("/readyz")[0] == 200, "the broker is ready with a slow disk")
             operations.begin()
-            time.sleep(DELAY_S)
+            time.sleep(DELAY_S)  # so that what only waits goes through a slow sync, too
             return operations.end()
 
 

@@ -103,7 +103,7 @@ def test_sends_without_a_key_notice_nothing_when_a_worker_dies(broker: Broker) -
     load.start()
     try:
         for _ in range(3):
-            time.sleep(0.7)
+            time.sleep(0.7)  # it sends meanwhile
             worker_of(broker, 1).kill()
             eventually(lambda: is_ready(broker), "the worker is back")
     finally:

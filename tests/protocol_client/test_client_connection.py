@@ -105,7 +105,7 @@ async def everybody_waiting(peer, connection):
         )
     ]
     waiting.append(asyncio.ensure_future(receiver.accept(received)))
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # nobody may be done meanwhile
     assert not any(task.done() for task in waiting)
     return waiting
 

@@ -149,7 +149,7 @@ async def unfinished_messages(scene: Scene) -> None:
     await scene.connection.receiver("here")
     scene.peer.link("here").send(b"t" * 16, LARGE, b"", 0, False)
     scene.transport.write(scene.peer.engine.pull()[:100_000])  # one frame, and a part of the next
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # the client reads what there is
 
 
 async def settlements_without_answer(scene: Scene) -> None:

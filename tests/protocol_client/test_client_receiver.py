@@ -245,7 +245,7 @@ async def test_several_may_wait_and_each_gets_another_message(peer):
     async with peer, await peer.connect() as connection:
         receiver = await connection.receiver("q")
         waiting = [asyncio.create_task(receiver.receive()) for _ in range(3)]
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # all wait
         waiting[1].cancel()
         for number in range(2):
             peer.send("q", message(number), b"%016d" % number)

@@ -107,7 +107,7 @@ async def test_sends_wait_for_credit_in_order(peer):
         sender = await connection.sender("q")
         sends = [asyncio.create_task(sender.send(message)) for message in numbered(6)]
         for sent in (2, 4, 6):
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # no more may be sent
             assert len(peer.messages) == sent - 2
             peer.link("q").grant(2)
             peer.flush()
@@ -137,7 +137,7 @@ async def test_a_send_that_was_given_up_before_its_turn_is_not_sent(peer):
     async with peer, await peer.connect() as connection:
         sender = await connection.sender("q")
         first, second = [asyncio.create_task(sender.send(message)) for message in numbered(2)]
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # both wait
         first.cancel()
         await asyncio.wait([first])
         peer.link("q").grant(5)

@@ -66,7 +66,7 @@ async def test_a_session_is_renewed_and_its_deferred_messages_are_dead_lettered(
             await receiver.modify(first, undeliverable_here=True)
             await receiver.accept(second)
             until_ms = await management.renew_session_lock("deferred")
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # so that it ends later
             assert await management.renew_session_lock("deferred") > until_ms
             [found] = await management.peek(10, session_id="deferred", omit_body=True)
             message = Message.decode(found)

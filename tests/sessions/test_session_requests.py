@@ -38,7 +38,7 @@ def sessions(node, after=EVER, skip=0, top=100):
 def test_the_lock_of_a_session_is_renewed(peer, node):
     _, attached = accept(peer, "orders", "a")
     first = (attached.fields[13][Symbol("com.microsoft:locked-until-utc")] - 621_355_968_000_000_000) // 10_000
-    time.sleep(0.01)
+    time.sleep(0.01)  # so that it ends later
     response = ask(node, "renew-session-lock", session_id="a")
     assert response.status == 200
     assert type(response.body["expiration"]) is Timestamp
