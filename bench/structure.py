@@ -1,19 +1,24 @@
 """The shape of the sources in figures: python bench/structure.py [DIRECTORY].
 
 Prints modules and lines by folder, the longest modules and functions, and circles of imports: between modules, and
-between neighbours in a folder (where anything in one imports anything in the other). Reads the sources only, so it
-works on any version.
+between neighbours in a folder (where anything in one imports anything in the other). Of C it has no imports. Reads the
+sources only, so it works on any version.
 """
 
 import ast
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-PACKAGES = ("broker", "protocol", "storage")
+PACKAGES = ("broker", "protocol", "storage", "pipeline")
+IMPORTED_AS = {"pipeline.pyspark_peeklock": "pyspark_peeklock"}  # it is installed under this name
+NATIVE = "protocol/native"
 LISTED = 15
+# From a name in the first column to a brace there; or all of it in one line.
+C_FUNCTION = re.compile(r"^[A-Za-z_][^;={}()]*?(\w+)\([^;={}]*\)\s*\{(?:$.*?^\}|[^\n]*\}$)", re.MULTILINE | re.DOTALL)
 
 
 class Function(NamedTuple):
@@ -31,12 +36,12 @@ class Module(NamedTuple):
 
 
 def read(root: Path) -> dict[str, Module]:
-    """All modules of the packages below `root`, by name."""
+    """All modules of the packages below `root`, and its files of C, by name."""
     modules = {}
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
             relative = path.relative_to(root)
-            name = ".".join(part for part in relative.with_suffix("").parts if part != "__init__")
+            name = _name(".".join(part for part in relative.with_suffix("").parts if part != "__init__"))
             text = path.read_text()
             tree = ast.parse(text)
             functions = tuple(
@@ -46,7 +51,19 @@ def read(root: Path) -> dict[str, Module]:
             )
             imports = frozenset(_imports(tree))
             modules[name] = Module(name, str(relative.parent), len(text.splitlines()), functions, imports)
+    for path in sorted((root / NATIVE).glob("*.[ch]")):
+        name, text = f"{NATIVE}/{path.name}", path.read_text()
+        functions = tuple(Function(found[0].count("\n") + 1, found[1], name) for found in C_FUNCTION.finditer(text))
+        modules[name] = Module(name, NATIVE, len(text.splitlines()), functions, frozenset())
     return modules
+
+
+def _name(module: str) -> str:
+    """By which it is imported."""
+    for place, name in IMPORTED_AS.items():
+        if module == place or module.startswith(f"{place}."):
+            return name + module.removeprefix(place)
+    return module
 
 
 def _imports(tree: ast.AST) -> Iterator[str]:
