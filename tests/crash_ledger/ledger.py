@@ -113,7 +113,8 @@ class Ledger:
         self.epoch = 0
         self.outage = False  # something is being killed, or has not recovered yet
         self._lost_links = 0  # that are not there again
-        self._judged = 0
+        self.judged = 0  # deliveries whose order and lock were judged
+        self.deliveries = 0
         self.settlements_refused = 0
         self.late = 0  # deliveries that came after a later one of the same message was settled
         self.violations: list[Violation] = []
@@ -181,12 +182,13 @@ class Ledger:
         elif entry.confirmed is not None:
             self._breach(Breach.RESURRECTED, key, f"confirmed {entry.confirmed.name}, sent in epoch {entry.epoch}")
         if entry.epoch == self.epoch and not self._lost_links:
-            self._judged += 1
+            self.judged += 1
             if entry.holder is not None and entry.holder != receiver:
                 self._breach(Breach.LOCKED_TWICE, key)
             if not entry.deliveries:
                 self._check_order(key, receiver)
         entry.deliveries += 1
+        self.deliveries += 1
         entry.holder = receiver
         return entry.deliveries == 1
 
@@ -245,7 +247,6 @@ class Ledger:
                 else:
                     self._breach(Breach.LOST, key, f"{entry.deliveries} deliveries, sent in epoch {entry.epoch}")
         entries = self._entries.values()
-        deliveries = sum(entry.deliveries for entry in entries)
         unanswered = [entry for entry in entries if not entry.accepted and not entry.refused]
         return Summary(
             sent=len(entries),
@@ -253,9 +254,9 @@ class Ledger:
             refused=sum(entry.refused for entry in entries),
             unanswered=len(unanswered),
             unanswered_delivered=sum(bool(entry.deliveries) for entry in unanswered),
-            deliveries=deliveries,
-            delivered_again=deliveries - sum(bool(entry.deliveries) for entry in entries),
-            judged=self._judged,
+            deliveries=self.deliveries,
+            delivered_again=self.deliveries - sum(bool(entry.deliveries) for entry in entries),
+            judged=self.judged,
             completed=sum(entry.confirmed is Outcome.COMPLETE for entry in entries),
             dead_lettered=sum(entry.confirmed is Outcome.DEAD_LETTER for entry in entries),
             settled_unconfirmed=unconfirmed,
