@@ -6,6 +6,7 @@ from typing import Self
 from protocol.client.connection import Connection, connect_to
 from protocol.client.errors import ClientError
 from protocol.client.links import Sender
+from tests.end_to_end.raw_peer import PATIENCE_S
 
 
 class Again:
@@ -23,7 +24,7 @@ class Again:
         if self._connection is not None:
             await self._connection.close()
 
-    async def send(self, entity: str, message: bytes, timeout_s: float = 10.0) -> int:
+    async def send(self, entity: str, message: bytes, timeout_s: float = PATIENCE_S) -> int:
         """Returns the number of attempts. Raises the last error."""
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout_s

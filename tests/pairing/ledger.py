@@ -253,7 +253,7 @@ class Run:
                     if trouble is Trouble.KILL_SLOW:
                         self._wire.delay_s = ON_ITS_WAY_S
                         self._wire.become(State.SLOW)
-                        await asyncio.sleep(2 * ON_ITS_WAY_S)
+                        await asyncio.sleep(2 * ON_ITS_WAY_S)  # some are on their way when it is killed
                     await asyncio.to_thread(self.primary.kill)
                     self._wire.become(State.WHOLE)
                     await asyncio.sleep(lasts_s)

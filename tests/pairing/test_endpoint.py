@@ -7,6 +7,7 @@ import socket
 from broker.pairing import endpoint
 from broker.pairing.endpoint import Endpoint
 from protocol.client.connection_string import ConnectionString
+from tests.protocol_client.scripted_peer import until
 
 
 async def test_an_attempt_that_nobody_waits_for_any_more_fails_quietly(monkeypatch):
@@ -16,10 +17,10 @@ async def test_an_attempt_that_nobody_waits_for_any_more_fails_quietly(monkeypat
         target = ConnectionString.parse(f"Endpoint=sb://localhost:{port};UseDevelopmentEmulator=true")
         shared = Endpoint("primary", target)
         waiting = asyncio.create_task(shared.sender("orders"))
-        await asyncio.sleep(0.05)
+        await until(lambda: shared._connecting)
         waiting.cancel()
         await asyncio.wait([waiting])
-        await asyncio.sleep(0.4)
+        await until(lambda: shared._connecting is not None and shared._connecting.done())
         shared._connecting = None
         del waiting
         gc.collect()  # what is left to the loop's log fails the test

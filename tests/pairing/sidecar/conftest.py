@@ -10,6 +10,7 @@ import pytest
 from protocol.client.errors import ClientError
 from protocol.client.messages import Message
 from tests.brokers import KEY, KEY_NAME, Broker
+from tests.end_to_end.raw_peer import PATIENCE_S
 from tests.ports import free_ports
 from tests.sidecars import Sidecar
 
@@ -60,7 +61,7 @@ def message(body: bytes | int, **values: object) -> bytes:
     return Message.of(content, **{"message_id": content.decode(), **values}).encode()
 
 
-async def eventually(check, timeout_s: float = 10.0) -> None:
+async def eventually(check, timeout_s: float = PATIENCE_S) -> None:
     """Wait until the check holds; it may fail with an AssertionError or ClientError meanwhile."""
     until = asyncio.get_running_loop().time() + timeout_s
     while asyncio.get_running_loop().time() < until:

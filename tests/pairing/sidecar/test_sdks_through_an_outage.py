@@ -79,10 +79,10 @@ def test_each_accepted_message_is_in_the_primary_or_in_the_backlog(tmp_path, sec
         senders = [Running(tmp_path, name, program, pair.connection_string()) for name, program in OUTAGES.items()]
         try:
             wait_for(lambda: all(sender.accepted for sender in senders), "not all programs send")
-            time.sleep(BEFORE_S)
+            time.sleep(BEFORE_S)  # they send meanwhile
             before = {sender.name: sender.accepted[-1] for sender in senders}
             away.kill()
-            time.sleep(AWAY_S)
+            time.sleep(AWAY_S)  # their sends fail, and the sidecar fails over
             wait_for_progress(senders, "not all programs send without the primary")
             since = {sender.name: sender.accepted[-1] for sender in senders}
             away.start()

@@ -11,9 +11,12 @@ from protocol.client.errors import ClientError, LinkDetached, RequestFailed
 from protocol.client.messages import Message
 from protocol.message.batches import pack_batch
 from tests.brokers import Broker
+from tests.end_to_end.raw_peer import PATIENCE_S
 from tests.pairing.again import Again
 from tests.pairing.conftest import QUEUES, contents, set_status, taken
 from tests.pairing.sidecar.conftest import PATIENT, Pair, eventually, message
+
+SOON_S = 5.0  # what lasts half a second here, on a busy machine; by default it would last ten
 
 
 async def test_all_goes_through_while_the_primary_is_well(tmp_path, primary, secondary):
@@ -23,7 +26,7 @@ async def test_all_goes_through_while_the_primary_is_well(tmp_path, primary, sec
             await asyncio.gather(*(sender.send(message(n)) for n in range(200)))
             receiver = await connection.receiver("orders", credit=50)
             for number in range(200):
-                received = await receiver.receive(5)
+                received = await receiver.receive(PATIENCE_S)
                 assert received is not None
                 assert received.message().content() == b"%d" % number
                 await receiver.accept(received)
@@ -41,10 +44,10 @@ async def test_sends_go_to_the_backlog_while_the_primary_is_away_and_come_back(t
             await asyncio.to_thread(away.kill)
             began = time.monotonic()
             await client.send("orders", message(b"during"))
-            assert 0.5 <= time.monotonic() - began < 1.5  # the failover interval and 1 s
+            assert 0.5 <= time.monotonic() - began < SOON_S
             began = time.monotonic()
             await asyncio.gather(*(client.send("orders", message(n)) for n in range(50)))
-            assert time.monotonic() - began < 1
+            assert time.monotonic() - began < SOON_S
             stored = [each for queue in pair.queues for each in await taken(secondary, queue)]
             assert sorted(each.content() for each in stored) == sorted([b"during", *(b"%d" % n for n in range(50))])
             assert {each.application_properties["x-ms-path"] for each in stored} == {"orders"}
@@ -57,7 +60,7 @@ async def test_sends_go_to_the_backlog_while_the_primary_is_away_and_come_back(t
                 return pair.metric("failbacks_total") >= 1
 
             await eventually(is_back)
-            assert time.monotonic() - began < 1.5  # the ping interval and 1 s
+            assert time.monotonic() - began < SOON_S
             await client.send("orders", message(b"after"))
         assert await contents(away, "orders") == [b"before", b"after"]
 
@@ -77,12 +80,12 @@ async def test_receivers_wait_for_the_primary_and_find_it(tmp_path, secondary):
                 await management.peek(1)
             assert (failed.value.status, failed.value.condition) == (408, "com.microsoft:timeout")
             await asyncio.to_thread(away.start)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 lost = await connection.wait_closed()  # it is told to connect again
             assert lost.condition == "amqp:connection:forced"
         async with await connect_to(pair.connection_string()) as connection:
             receiver = await connection.receiver("orders", credit=1)
-            received = await receiver.receive(5)
+            received = await receiver.receive(PATIENCE_S)
             assert received is not None
             assert received.message().content() == b"stored"
             await receiver.accept(received)
@@ -98,7 +101,7 @@ async def test_a_primary_that_hangs_is_failed_over(tmp_path, secondary):
             try:
                 began = time.monotonic()
                 await client.send("orders", message(b"during"))
-                assert time.monotonic() - began < 0.4 + 0.5 + 2 + 1  # and what a new connection waits for the primary
+                assert time.monotonic() - began < 2 + SOON_S  # a new connection waits for the primary
             finally:
                 for process in stopped:
                     process.resume()
@@ -156,7 +159,7 @@ async def test_one_entity_fails_over_while_the_others_of_the_same_session_stay(t
                     client.send("other", message(n)),
                     client.send("more", message(n)),
                 )
-                received = await receiver.receive(5)
+                received = await receiver.receive(PATIENCE_S)
                 assert received is not None
                 await receiver.accept(received)
             await asyncio.gather(
@@ -168,8 +171,11 @@ async def test_one_entity_fails_over_while_the_others_of_the_same_session_stay(t
             async def is_back() -> bool:
                 return pair.metric("failbacks_total") >= 1
 
+            async def is_told() -> bool:
+                return client._senders["orders"].closed
+
             await eventually(is_back)
-            await asyncio.sleep(0.5)
+            await eventually(is_told)
             await client.send("orders", message(b"after"))
             assert not connection.closed
             await receiver.close()
@@ -186,7 +192,7 @@ async def test_a_batch_goes_to_the_backlog_message_by_message(tmp_path, secondar
         async with await connect_to(pair.connection_string()) as connection:
             sender = await connection.sender("sessions")
             batch = pack_batch(Message.of(b"%d" % n, group_id="s").encode() for n in range(3))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 await sender.send(batch, is_batch=True)
         stored = [each for queue in pair.queues for each in await taken(secondary, queue)]
         assert [each.content() for each in stored] == [b"0", b"1", b"2"]

@@ -11,6 +11,7 @@ from broker.cli.authority import Authority
 from protocol.client.connection import connect
 from protocol.client.connection_string import Plain
 from tests.brokers import KEY, KEY_NAME, Broker
+from tests.end_to_end.raw_peer import PATIENCE_S
 from tests.pairing.commands import Command, both
 from tests.pairing.sidecar.conftest import Pair, eventually, message
 from tests.ports import free_ports
@@ -91,7 +92,7 @@ def test_missing_rights_are_told(tmp_path, start, side, key_name, key, text):
         Broker(tmp_path / "other", STRICT, arguments=()) as other,
     ):
         made = start("--primary-name", "rights", options=both(one, other))  # makes the queues
-        until = time.monotonic() + 20
+        until = time.monotonic() + PATIENCE_S
         while "sidecar is ready" not in made.err:
             assert time.monotonic() < until, made.err
             time.sleep(0.05)
@@ -124,10 +125,10 @@ async def test_clients_by_tls_and_a_new_certificate_by_a_signal(tmp_path, primar
 
         async def serial() -> bytes:
             async with await connect(
-                "localhost", pair.sidecar.port, Plain(KEY_NAME, KEY), tls=trust, timeout_s=5
+                "localhost", pair.sidecar.port, Plain(KEY_NAME, KEY), tls=trust, timeout_s=PATIENCE_S
             ) as connection:
                 await (await connection.sender("orders")).send(message(b"by TLS"))
-            raw = socket.create_connection(("localhost", pair.sidecar.port), 5)
+            raw = socket.create_connection(("localhost", pair.sidecar.port), PATIENCE_S)
             with trust.wrap_socket(raw, server_hostname="localhost") as connected:
                 found = connected.getpeercert(binary_form=True)
                 assert found is not None

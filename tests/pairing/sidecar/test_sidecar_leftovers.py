@@ -80,13 +80,13 @@ async def a_message_without_an_answer(scene: Scene) -> None:
     await links(scene)
     scene.peer.on_message = lambda link, delivery: None
     await scene.say(transfer(0, 0, message(b"m")))
-    await asyncio.sleep(0.02)
+    await asyncio.sleep(0.02)  # it is read and passed on, where there is a primary
 
 
 async def a_fault(scene: Scene) -> None:
     await links(scene)
     await scene.say(b"\x00\x00\x00\x01nonsense")
-    await asyncio.sleep(0.02)
+    await asyncio.sleep(0.02)  # it is read, and answered
 
 
 # -- how it ends
@@ -98,7 +98,7 @@ async def lost(scene: Scene) -> None:
 
 async def closed_in_order(scene: Scene) -> None:
     await scene.say(say(CLOSE))
-    await asyncio.sleep(0.02)
+    await asyncio.sleep(0.02)  # it is read, and answered
     scene.writer.close()
 
 
@@ -106,14 +106,14 @@ async def without_its_primary(scene: Scene) -> None:
     side = scene.peer.side
     if side is not None and side.transport is not None:
         side.transport.abort()
-    await asyncio.sleep(0.02)
+    await asyncio.sleep(0.02)  # the sidecar notices
     scene.writer.close()
 
 
 async def shut_down(scene: Scene) -> None:
     for client in [*scene.sidecar._clients]:
         client.shut_down()
-    await asyncio.sleep(0.02)
+    await asyncio.sleep(0.02)  # it says so
     scene.writer.close()
 
 
@@ -163,7 +163,7 @@ def test_nothing_of_a_connection_lives_on(state: State, end: State, is_away: boo
                 # While the primary is away, the sidecar's own attempts to reach it make objects of `protocol`.
                 with Leftovers("broker", *(() if is_away else ("protocol",))) as leftovers:
                     await end_one(leftovers)
-                    await asyncio.sleep(0.02)
+                    await asyncio.sleep(0.02)  # callbacks of what has ended
             finally:
                 server.close()
                 if sidecar._looking is not None:

@@ -10,6 +10,7 @@ from protocol.client.connection_string import Credentials, Plain, SharedAccessSi
 from protocol.client.errors import AuthenticationFailed, ClientError, ConnectionLost, LinkDetached
 from protocol.nodes import sas_tokens
 from tests.brokers import KEY, KEY_NAME, Broker
+from tests.end_to_end.raw_peer import PATIENCE_S
 from tests.pairing.conftest import QUEUES, contents
 from tests.pairing.sidecar.conftest import Pair, message
 
@@ -73,12 +74,12 @@ async def test_while_the_primary_is_away_its_earlier_answers_count(tmp_path, sec
 async def test_tokens_are_taken_and_end_while_the_primary_is_away(tmp_path, secondary):
     away = Broker(tmp_path / "primary", KEYS + QUEUES)
     with Pair(tmp_path, away, secondary, "tokens") as pair:
-        until = int(time.time()) + 3
+        until = int(time.time()) + 5  # a busy machine sends within that
         token = sas_tokens.generate("sb://localhost/orders", KEY_NAME, KEY, until)
         credentials = SharedAccessSignature(token)
-        async with await connect("localhost", pair.sidecar.port, credentials, timeout_s=3) as connection:
+        async with await connect("localhost", pair.sidecar.port, credentials, timeout_s=PATIENCE_S) as connection:
             sender = await connection.sender("orders")
-            async with asyncio.timeout(3):
+            async with asyncio.timeout(PATIENCE_S):
                 await sender.send(message(b"in time"))
             await asyncio.sleep(until - time.time() + 1)
             with pytest.raises(LinkDetached) as ended:
@@ -129,7 +130,7 @@ async def test_no_right_grows_while_the_primary_is_away(tmp_path, secondary):
 
     async def expect(rights: list[tuple[Credentials, bool, bool]]) -> None:
         for credentials, *may in rights:
-            async with await connect("localhost", pair.sidecar.port, credentials, timeout_s=5) as connection:
+            async with await connect("localhost", pair.sidecar.port, credentials, timeout_s=PATIENCE_S) as connection:
                 for path, is_allowed in zip(("tenant1.inbox", "payroll"), may, strict=True):
                     try:
                         await connection.sender(path)

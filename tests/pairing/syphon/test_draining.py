@@ -100,7 +100,7 @@ async def test_a_destination_that_fails_for_a_moment_keeps_its_order_and_defers_
         world.put("news")
     syphon = Syphon(world, once=True)
     await until(lambda: len(world.bodies("news")) == 40)
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(0.5)  # it is tried again, in vain
     world.primary.entities["orders"].fault = None
     await syphon.task
     assert world.bodies("orders") == [b"%d" % number for number in range(0, 80, 2)]
@@ -187,7 +187,7 @@ async def test_when_the_primary_goes_everything_is_released_and_nothing_is_lost(
     syphon = Syphon(world, Limits(messages=50, credit=30), once=True)
     await until(lambda: len(world.bodies("orders")) > 20)
     world.primary.go()
-    await asyncio.sleep(1)
+    await asyncio.sleep(1)  # and it takes no more
     assert not any(entry.is_locked for entry in world.queue.entries.values())
     assert syphon.counters.released > 0
     assert syphon.backlogs[-1].credit == 0
@@ -236,7 +236,7 @@ async def test_two_syphons_never_drain_one_queue_and_the_other_takes_over():
     for number in range(20):
         world.put("orders", group_id="s", message_id=str(number))
     await until(lambda: not world.queue.entries, 60)
-    await asyncio.sleep(1)
+    await asyncio.sleep(1)  # the other one gets nothing meanwhile
     assert {first.counters.moved, second.counters.moved} == {0, 20}
     await first.kill()
     world.put("orders", b"last", group_id="s")
@@ -258,7 +258,7 @@ async def test_who_takes_over_waits_for_messages_that_the_other_has_locked():
     first.wire.stall()  # it is cut off: its locks last, and its lease ends
     began = now_s()
     second = Syphon(world, once=True)
-    await asyncio.sleep(1)
+    await asyncio.sleep(1)  # sends of the first fail meanwhile
     world.primary.entities["orders"].fault = None
     world.primary.slowness_s = 0
     await second.task

@@ -36,7 +36,7 @@ def test_nothing_of_a_drain_lives_on(way: str, monkeypatch: pytest.MonkeyPatch) 
             await syphon.stop()
         else:
             syphon.wire.stall()
-            await asyncio.sleep(100)
+            await asyncio.sleep(100)  # its lease ends
             syphon.wire.cut()
             await syphon.kill()
 
@@ -47,7 +47,7 @@ def test_nothing_of_a_drain_lives_on(way: str, monkeypatch: pytest.MonkeyPatch) 
         drains.clear()
         with Leftovers():  # it counts no classes: what the test has of the syphon refers to itself
             await drain_and_end(World(orders=Entity()))
-            await asyncio.sleep(10)
+            await asyncio.sleep(10)  # tasks that were told to end have ended
             assert drains
             assert not [each for each in drains if each() is not None]
             assert len(asyncio.all_tasks()) <= tasks

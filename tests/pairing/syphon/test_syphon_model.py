@@ -131,7 +131,7 @@ class Story:
 
     async def end(self) -> None:
         """All works again."""
-        await asyncio.sleep(100)
+        await asyncio.sleep(100)  # locks and leases of those that were killed have ended
         last = Syphon(self.world, self.settings.limits, once=True)
         others = [syphon.task for syphon in self.syphons]
         ends_s = now_s() + 3600
