@@ -24,6 +24,7 @@ from tests.crash_ledger.links import Login
 from tests.crash_ledger.load import Load, Mix
 from tests.crash_ledger.workers import Workers
 from tests.end_to_end.health import is_ready
+from tests.end_to_end.raw_peer import PATIENCE_S
 
 QUEUE = "ledger"
 # The delivery limit is out of reach, or messages that crashes interrupt would be dead-lettered; locks outlive the run.
@@ -43,7 +44,7 @@ gateway_stall_timeout_ms = 6000
 default = true
 {CONFIG}"""
 LONGEST_PAUSE_S = 2.0
-HUNG_TIMEOUT_S = 15.0
+HUNG_TIMEOUT_S = 30.0
 RECOVERY_TIMEOUT_S = 30.0
 
 
@@ -234,7 +235,7 @@ def kill(broker: Broker, victim: Victim) -> None:
         broker.kill()
     elif victim is Victim.SUPERVISOR:
         processes[0].kill()
-        _, alive = psutil.wait_procs(processes[1:], timeout=5)
+        _, alive = psutil.wait_procs(processes[1:], timeout=PATIENCE_S)
         broker.kill()
         assert not alive, f"still running without their supervisor: {alive}"
     else:

@@ -10,6 +10,7 @@ from tests.crash_ledger.ledger import Breach, Ledger, Outcome
 from tests.crash_ledger.links import Login, Receiver, Sender
 from tests.crash_ledger.load import Load, Mix
 from tests.crash_ledger.run import CONFIG, QUEUE, Victim, kill, run
+from tests.end_to_end.raw_peer import PATIENCE_S
 
 
 @pytest.mark.slow
@@ -50,12 +51,12 @@ def test_a_message_taken_behind_the_ledgers_back_is_reported_lost_and_one_put_ba
         login = Login(broker.amqp_port, KEY_NAME, KEY)
         ledger = Ledger()
         load = Load(login, QUEUE, ledger, Mix(senders=1, receivers=0), seed=1)
-        load.run(20, until=lambda: load.accepted >= 10)
+        load.run(PATIENCE_S, until=lambda: load.accepted >= 10)
         load.sending = False
-        load.run(0.3)
+        load.run(0.3)  # answers to what is on its way
         stolen = steal_one(login)
         load.add_receiver()
-        load.run(20, until=lambda: load.gone >= load.accepted - 1)
+        load.run(PATIENCE_S, until=lambda: load.gone >= load.accepted - 1)
         returned = next(key for key in ((0, number) for number in range(10)) if key != stolen)
         put_back(login, returned)
         load.drain()
@@ -95,7 +96,7 @@ def put_back(login: Login, key: tuple[int, int]) -> None:
 
 
 def exchange(peer, until) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + PATIENCE_S
     while not until():
         assert time.monotonic() < end, "no answer"
         peer.write()

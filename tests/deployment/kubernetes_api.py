@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import yaml
 from aiohttp import web
 
+from tests.end_to_end.raw_peer import PATIENCE_S
+
 Object = dict[str, Any]
 
 _KINDS = {
@@ -54,7 +56,7 @@ class KubernetesApi:
         ready = threading.Event()
         thread = threading.Thread(target=self._serve, args=(ready,), daemon=True)
         thread.start()
-        assert ready.wait(10)
+        assert ready.wait(PATIENCE_S)
         try:
             yield self
         finally:

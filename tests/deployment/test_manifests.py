@@ -338,7 +338,7 @@ def _partitions_of(objects, ordinal, tmp_path):
         | {"POD_NAME": name, "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}"},
         capture_output=True,
         text=True,
-        timeout=10,
+        timeout=60,
         check=True,
     )
     command, flag, partitions = said.stdout.splitlines()

@@ -11,8 +11,10 @@ from broker.journal.following import Follower, Retention
 from broker.journal.process import SignsOfThread
 from storage.data_dir import RUN
 from storage.journal.queues import Mode, Modes
+from tests.end_to_end.raw_peer import PATIENCE_S
 from tests.logged_turns import Turns
 from tests.logs import crash, open_log
+from tests.protocol_client.scripted_peer import until
 
 
 def test_a_thread_goes_on_while_it_gives_signs_or_waits_for_the_disk():
@@ -27,11 +29,12 @@ def test_a_thread_goes_on_while_it_gives_signs_or_waits_for_the_disk():
     assert [signs.goes_on(), signs.goes_on()] == [True, False]
 
 
-async def _beats(monkeypatch, goes_on):
+async def _beats(monkeypatch, goes_on, expected):
     monkeypatch.setattr(running, "BEAT_SECONDS", 0.001)
     beats: list[int] = []
     beating = asyncio.create_task(keep_beating(lambda: beats.append(1), goes_on))
-    await asyncio.sleep(0.05)
+    await until(lambda: len(beats) >= expected)
+    await asyncio.sleep(0.05)  # no more may come of a thread that hangs
     beating.cancel()
     with suppress(asyncio.CancelledError):
         await beating
@@ -39,8 +42,8 @@ async def _beats(monkeypatch, goes_on):
 
 
 def test_a_loop_beats_no_more_for_a_thread_that_hangs(monkeypatch):
-    assert asyncio.run(_beats(monkeypatch, SignsOfThread().goes_on)) == 1
-    assert asyncio.run(_beats(monkeypatch, lambda: True)) > 1
+    assert asyncio.run(_beats(monkeypatch, SignsOfThread().goes_on, 1)) == 1
+    assert asyncio.run(asyncio.wait_for(_beats(monkeypatch, lambda: True, 2), PATIENCE_S)) > 1
 
 
 def test_who_follows_logs_gives_signs_with_each_frame_and_while_there_is_nothing_to_do(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.liveness import BEAT, LOOK_SECONDS, ON_DISK, PIPE_SECONDS, PipeSigns, SharedSigns, Silence, is_stopped
+from tests.end_to_end.raw_peer import PATIENCE_S
 
 
 def never() -> bool:
@@ -153,7 +154,7 @@ def test_a_process_is_stopped_between_sigstop_and_sigcont_whatever_its_name_is()
 
 
 def until(condition):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)

@@ -13,11 +13,11 @@ from protocol.message.batches import pack_batch
 from pyspark_peeklock.options import Access
 from tests.brokers import Broker
 from tests.end_to_end.health import eventually
+from tests.end_to_end.raw_peer import PATIENCE_S
 from tests.pipeline.holding import locked
 from tests.pipeline.programs import counts_over_http
 
 DEAD = "/$deadletterqueue"
-PATIENCE_S = 20.0
 ENTITIES = """
 partitions = 2
 
@@ -173,7 +173,7 @@ def test_while_a_worker_is_away_it_is_tried_again(tmp_path, way):
 
         def kill():
             for _ in range(4):
-                time.sleep(0.2)
+                time.sleep(0.2)  # the supervisor starts it again
                 for worker in broker.worker_processes():
                     worker.kill()
 

@@ -4,7 +4,6 @@ import asyncio
 import pickle
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import pytest
@@ -15,6 +14,7 @@ from broker.pairing.syphon.options import SyphonOptions
 from pipeline.jobs.changing.draining import End, Plan
 from pyspark_peeklock.options import Access
 from tests.brokers import REPOSITORY, Broker
+from tests.end_to_end.health import eventually
 from tests.pipeline.backlogs import (
     ENTITIES,
     NAME,
@@ -28,6 +28,7 @@ from tests.pipeline.backlogs import (
     taken,
 )
 
+START_S = 120.0  # a busy machine starts a process in half a minute
 # A process for each, as in Spark.
 TASK = """
 import pickle, sys
@@ -76,8 +77,7 @@ def drain_all(plan):
 def test_a_task_killed_in_the_middle_loses_and_doubles_nothing(primary, secondary, plan):
     fill(secondary, 3000, "killed")
     tasks = [begin(queue, replace(plan, rate=2000.0)) for queue in QUEUES]
-    while not arrived(primary):
-        time.sleep(0.01)
+    eventually(lambda: arrived(primary), "the first have arrived", START_S)
     for task in tasks:
         task.kill()
         with task:
@@ -130,8 +130,7 @@ def test_a_task_that_loses_its_lease_stops(primary, secondary, plan):
             await client.delete(lease_queue(NAME))
 
     task = begin(QUEUES[0], replace(plan, rate=50.0))
-    while not arrived(primary):
-        time.sleep(0.01)
+    eventually(lambda: arrived(primary), "the first have arrived", START_S)
     asyncio.run(take_lease_away())
     found = end(task)
     assert found.end is End.LEASE_LOST

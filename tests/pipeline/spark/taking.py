@@ -3,6 +3,7 @@
 import asyncio
 
 from protocol.client.connection import connect_to
+from tests.end_to_end.raw_peer import PATIENCE_S
 
 
 def take_all(broker, queue, at_least=0):
@@ -12,7 +13,7 @@ def take_all(broker, queue, at_least=0):
         found = []
         async with await connect_to(broker.connection_string) as connection:
             receiver = await connection.receiver(queue, credit=0, receive_and_delete=True)
-            while received := await receiver.fetch(1000, timeout_s=10.0 if len(found) < at_least else 0.1):
+            while received := await receiver.fetch(1000, timeout_s=PATIENCE_S if len(found) < at_least else 0.1):
                 found += [each.message() for each in received]
         return found
 

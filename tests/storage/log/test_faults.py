@@ -364,7 +364,7 @@ def test_a_stopped_checkpointer_slows_sends_then_refuses_them_and_settling_goes_
         slowest = max(slowest, time.monotonic() - began)
         waited.append(log.waited_seconds)
     assert log.young_bytes() > 512 << 10
-    assert 0.5 <= slowest < 3
+    assert 0.5 <= slowest < 4.5  # by default it would wait for five
     assert any(0 < each < 0.5 for each in waited)  # before it waited in vain
     waited_seconds = log.waited_seconds
     for _ in range(20):  # nobody waits any more
