@@ -323,7 +323,7 @@ def dead_letter_queue(scene: Scene) -> None:
     scene.sender().post(Message(body="bad", ttl=3))
     receiver = scene.receiver()
     receiver.dead_letter(receiver.one()[1], DeadLetterReason="because")
-    time.sleep(3.5)
+    time.sleep(3.5)  # a dead letter outlives its time to live
     queue = f"{scene.queue}/$DeadLetterQueue"
     equal([message.body for message in scene.peek(5, queue=queue)], ["bad"], "browsed")
     letters = scene.dead_letters()
@@ -369,11 +369,11 @@ def renew_lock(scene: Scene) -> None:
     receiver = scene.receiver()
     message, delivery = receiver.one()
     before = annotation(message, "x-opt-locked-until")
-    time.sleep(3)
+    time.sleep(3)  # the lock lasts five seconds
     _, body = scene.manage("renew-lock", {"lock-tokens": tokens(delivery)})
     (until,) = body["expirations"].elements
     true(until - before > 2000, f"renewed from {before} to {until}")
-    time.sleep(3.5)
+    time.sleep(3.5)  # the first lock would have ended
     receiver.settle(delivery)
     scene.nothing_is_left()
 
@@ -399,7 +399,7 @@ def lock_lost(scene: Scene) -> None:
     scene.send("slow")
     receiver = scene.receiver()
     _, delivery = receiver.one()
-    time.sleep(6)
+    time.sleep(6)  # longer than a lock lasts
     lost = "com.microsoft:message-lock-lost"
     lock = tokens(delivery)
     fails(lost, lambda: scene.manage("renew-lock", {"lock-tokens": lock}), "renewing a lost lock")
@@ -503,7 +503,7 @@ def schedule(scene: Scene) -> None:
     receiver.none("messages before their time")
     messages = receiver.all_of(2)
     late = time.time() * 1000 - due_ms
-    true(0 <= late < 5000, f"delivered {late} ms late")
+    true(0 <= late < 15_000, f"delivered {late} ms late")
     equal({message.body for message in messages}, {"later", "later too"}, "bodies")
 
 
@@ -525,7 +525,7 @@ def time_to_live(scene: Scene) -> None:
     sender = scene.sender()
     sender.post(Message(body="short", ttl=1))
     sender.post(Message(body="long"))
-    time.sleep(1.5)
+    time.sleep(1.5)  # longer than its time to live
     equal([message.body for message in scene.receiver().all_of(1)], ["long"], "messages that arrived")
     scene.nothing_is_left()
 
@@ -533,7 +533,7 @@ def time_to_live(scene: Scene) -> None:
 @scenario("time-to-live-dead-letter")
 def time_to_live_dead_letter(scene: Scene) -> None:
     scene.sender().post(Message(body="short", ttl=1))
-    time.sleep(1.5)
+    time.sleep(1.5)  # longer than its time to live
     scene.receiver().none("expired messages delivered")
     (message,) = scene.dead_letters().all_of(1)
     reason = message.properties["DeadLetterReason"]
@@ -558,7 +558,7 @@ def prompt_return(scene: Scene) -> None:
     receiver = scene.receiver()
     started = time.monotonic()
     equal(receiver.take(10, 0.5), [], "messages of an empty queue")
-    true(time.monotonic() - started < 3, f"draining took {time.monotonic() - started:.1f} s")
+    true(time.monotonic() - started < 10, f"draining took {time.monotonic() - started:.1f} s")
     scene.send(*"abc")
     got = receiver.take(10, 1)
     equal(sorted(message.body for message, _ in got), list("abc"), "a short receive")

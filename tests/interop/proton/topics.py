@@ -138,7 +138,7 @@ def topic_schedule(scene: Scene) -> None:
     receiver.none("messages before their time")
     messages = receiver.all_of(2)
     late = time.time() * 1000 - due_ms
-    true(0 <= late < 5000, f"delivered {late} ms late")
+    true(0 <= late < 15_000, f"delivered {late} ms late")
     equal(sorted(bodies(messages)), ["kept", "kept too"], "messages in a subscription")
     equal(sorted(bodies(received(subscription(scene, "b"), 2))), ["kept", "kept too"], "messages in another")
 
@@ -146,7 +146,7 @@ def topic_schedule(scene: Scene) -> None:
 @scenario("topic-time-to-live")
 def topic_time_to_live(scene: Scene) -> None:
     publish(scene, Message(body="x"), Message(body="half", ttl=HALF_HOUR_S))
-    time.sleep(1.5)
+    time.sleep(1.5)  # longer than the subscription's time to live
     received(subscription(scene, "brief"), 0)
     letters = received(dead_letters(scene, "brief"), 2)
     equal(sorted(bodies(letters)), ["half", "x"], "dead letters")
@@ -249,11 +249,11 @@ def subscription_lock(scene: Scene) -> None:
     before = annotation(message, "x-opt-locked-until")
     apart = annotation(other.one()[0], "x-opt-locked-until") - before
     true(50_000 < apart < 60_000, f"the ends of the locks are {apart} ms apart")
-    time.sleep(2)
+    time.sleep(2)  # the lock lasts five seconds
     _, body = scene.manage("renew-lock", {"lock-tokens": tokens(delivery)}, address(scene, "a"))
     (until,) = body["expirations"].elements
     true(until - before > 1000, f"renewed from {before} to {until}")
-    time.sleep(4)
+    time.sleep(4)  # the first lock would have ended
     receiver.settle(delivery)
     receiver.none("messages left")
 

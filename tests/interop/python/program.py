@@ -236,7 +236,7 @@ def dead_letter_queue(scene: Scene) -> None:
         sender.send_messages(ServiceBusMessage("bad", time_to_live=timedelta(seconds=3)))
     with scene.receiver() as receiver:
         receiver.dead_letter_message(one(receiver), reason="because")
-    time.sleep(3.5)
+    time.sleep(3.5)  # a dead letter outlives its time to live
     with scene.dead_letters() as receiver:
         equal([body(message) for message in receiver.peek_messages(5)], [b"bad"], "browsed")
         message = one(receiver)
@@ -282,10 +282,10 @@ def renew_lock(scene: Scene) -> None:
     with scene.receiver() as receiver:
         message = one(receiver)
         before = message.locked_until_utc
-        time.sleep(3)
+        time.sleep(3)  # the lock lasts five seconds
         until = receiver.renew_message_lock(message)
         true(until - before > timedelta(seconds=2), f"renewed from {before} to {until}")
-        time.sleep(3.5)
+        time.sleep(3.5)  # the first lock would have ended
         receiver.complete_message(message)
     scene.nothing_is_left()
 
@@ -296,7 +296,7 @@ def auto_renew(scene: Scene) -> None:
     with AutoLockRenewer(max_lock_renewal_duration=60) as renewer, scene.receiver() as receiver:
         message = one(receiver)
         renewer.register(receiver, message)
-        time.sleep(8)
+        time.sleep(8)  # longer than a lock lasts
         equal(message.auto_renew_error, None, "error of the renewer")
         receiver.complete_message(message)
         renewer.close()  # the SDK cannot close a receiver while another thread renews one of its locks
@@ -336,7 +336,7 @@ def lock_lost(scene: Scene) -> None:
     scene.send("slow")
     with scene.receiver() as receiver:
         message = one(receiver)
-        time.sleep(6)
+        time.sleep(6)  # longer than a lock lasts
         # The SDK refuses to complete by its own clock; only renewing asks the broker.
         raises(MessageLockLostError, lambda: receiver.renew_message_lock(message), "renewing a lost lock")
         raises(MessageLockLostError, lambda: receiver.complete_message(message), "completing after the lock")
@@ -371,7 +371,7 @@ def schedule(scene: Scene) -> None:
         messages = all_of(receiver, 2)
         early = due - datetime.now(UTC)
         true(early < timedelta(0), f"delivered {early} early")
-        true(-early < timedelta(seconds=5), f"delivered {-early} late")
+        true(-early < timedelta(seconds=15), f"delivered {-early} late")
         equal({body(m) for m in messages}, {b"later", b"later too"}, "bodies")
 
 
@@ -394,7 +394,7 @@ def time_to_live(scene: Scene) -> None:
     with scene.client.get_queue_sender(scene.queue) as sender:
         sender.send_messages(ServiceBusMessage("short", time_to_live=timedelta(seconds=1)))
         sender.send_messages(ServiceBusMessage("long"))
-    time.sleep(1.5)
+    time.sleep(1.5)  # longer than its time to live
     with scene.receiver() as receiver:
         message = one(receiver)
         equal(body(message), b"long", "message that arrived")
@@ -406,7 +406,7 @@ def time_to_live(scene: Scene) -> None:
 def time_to_live_dead_letter(scene: Scene) -> None:
     with scene.client.get_queue_sender(scene.queue) as sender:
         sender.send_messages(ServiceBusMessage("short", time_to_live=timedelta(seconds=1)))
-    time.sleep(1.5)
+    time.sleep(1.5)  # longer than its time to live
     with scene.receiver() as receiver, scene.dead_letters() as dead:
         equal(receiver.receive_messages(1, max_wait_time=1), [], "expired messages delivered")
         message = one(dead)
@@ -419,7 +419,7 @@ def prompt_return(scene: Scene) -> None:
     with scene.receiver() as receiver:
         started = time.monotonic()
         equal(receiver.receive_messages(10, max_wait_time=1), [], "messages of an empty queue")
-        true(0.8 < time.monotonic() - started < 6, f"an empty receive took {time.monotonic() - started:.1f} s")
+        true(0.8 < time.monotonic() - started < 15, f"an empty receive took {time.monotonic() - started:.1f} s")
         scene.send("a", "b", "c")
         started = time.monotonic()
         got = receiver.receive_messages(10, max_wait_time=20)

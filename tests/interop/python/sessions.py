@@ -95,7 +95,7 @@ def session_next(scene: Scene) -> None:
 def session_timeout(scene: Scene) -> None:
     started = time.monotonic()
     refused(accept(scene, max_wait_time=2), OperationTimeoutError, "accepting any session")
-    true(1.5 < time.monotonic() - started < 8, f"that took {time.monotonic() - started:.1f} s")
+    true(1.5 < time.monotonic() - started < 15, f"that took {time.monotonic() - started:.1f} s")
 
 
 @scenario("session-taken")
@@ -103,7 +103,7 @@ def session_taken(scene: Scene) -> None:
     with accept(scene, "a"):
         started = time.monotonic()
         refused(accept(scene, "a"), SessionCannotBeLockedError, "accepting it again")
-        true(time.monotonic() - started < 5, "the error took its time")
+        true(time.monotonic() - started < 15, "the error took its time")
         with accept(scene, "b") as other:
             equal(other.session.session_id, "b", "other session")
 
@@ -134,11 +134,11 @@ def session_renew(scene: Scene) -> None:
     with accept(scene, "a") as receiver:
         message = one(receiver)
         before = receiver.session.locked_until_utc
-        time.sleep(3)
+        time.sleep(3)  # the lock lasts five seconds
         until = receiver.session.renew_lock()
         equal(receiver.session.locked_until_utc, until, "end of the lock")
         true(until - before > timedelta(seconds=2), f"renewed from {before} to {until}")
-        time.sleep(3)
+        time.sleep(3)  # the first lock would have ended
         receiver.complete_message(message)
     with accept(scene, "a") as receiver:
         none(receiver, "messages left")
@@ -149,7 +149,7 @@ def session_auto_renew(scene: Scene) -> None:
     send(scene, "a", "slow")
     with AutoLockRenewer() as renewer, accept(scene, "a", auto_lock_renewer=renewer) as receiver:
         message = one(receiver)
-        time.sleep(8)
+        time.sleep(8)  # longer than a lock lasts
         receiver.complete_message(message)
         equal(receiver.session.auto_renew_error, None, "error of the renewer")
         none(receiver, "messages left")
@@ -293,7 +293,7 @@ def session_wait(scene: Scene) -> None:
     for mode in (ServiceBusReceiveMode.RECEIVE_AND_DELETE, ServiceBusReceiveMode.PEEK_LOCK):
         send(scene, "a", "x", "y")
         with accept(scene, "a", receive_mode=mode, max_wait_time=5) as receiver:
-            time.sleep(0.5)
+            time.sleep(0.5)  # so that the lock ends before the wait does
             received = []
             for message in receiver:
                 received.append(message)
@@ -349,7 +349,7 @@ def session_list(scene: Scene) -> None:
             sender.send_messages(ServiceBusMessage("x", session_id=id_))
     with accept(scene, "early") as receiver:
         receiver.session.set_state(b"early")
-    time.sleep(0.1)
+    time.sleep(0.1)  # times have milliseconds
     between = datetime.now(UTC)
     with accept(scene, "late") as receiver:
         receiver.session.set_state(b"late")
