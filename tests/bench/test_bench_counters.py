@@ -43,7 +43,7 @@ def test_processes_are_counted_while_they_run_under_their_roles():
         assert busy.stdout is not None
         busy.stdout.readline()  # until it runs, it may have no command yet
         with counters.counting([psutil.Process(busy.pid)], SOFTWARE) as counted:
-            time.sleep(0.5)
+            time.sleep(0.5)  # it runs meanwhile
     finally:
         busy.kill()
         busy.communicate()

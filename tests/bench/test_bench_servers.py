@@ -55,7 +55,7 @@ def test_a_server_stops_while_paused_and_keeps_what_it_accepted_when_it_is_kille
     assert processes
     assert {process.status() for process in processes} == {psutil.STATUS_STOPPED}
     before = cpu_s(processes)
-    time.sleep(0.5)
+    time.sleep(0.5)  # it may do nothing meanwhile
     assert cpu_s(processes) == before
 
     server.resume()

@@ -41,7 +41,7 @@ def test_killed_at_random_times_each_offset_is_in_one_file(tmp_path):
         command = [sys.executable, "-m", "tests.capture.capturing_process", tmp_path]
         with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE) as process:
             assert process.stdout.readline() == b"begun\n"
-            time.sleep(chance.random() / 3)
+            time.sleep(chance.random() / 3)  # it may be killed anywhere
             process.kill()
         rows = captured_rows(tmp_path)
         for position, found in rows.items():

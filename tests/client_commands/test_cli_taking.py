@@ -247,7 +247,7 @@ def test_locks_are_renewed_while_they_are_held(broker, monkeypatch):
                 "com.microsoft:update-disposition",
                 {"disposition-status": "completed", "lock-tokens": [taken[1].lock_token]},
             )
-            await asyncio.sleep(6)
+            await asyncio.sleep(6)  # longer than a lock lasts
             await held.take(taken[1:3])
             await receiver.accept(taken[2])
             with pytest.raises(SettlementRefused):

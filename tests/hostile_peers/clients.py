@@ -117,7 +117,7 @@ def unread_output(place: Place) -> None:
     """Some MiB of messages are asked for and not read."""
     peer = RawPeer.connect(place.ports.amqp, receive_buffer_bytes=8 * KIB)
     peer.attach_receiver(LARGE, credit=LARGE_COUNT)
-    time.sleep(place.chance.uniform(0.0, 0.3))
+    time.sleep(place.chance.uniform(0.0, 0.3))  # the broker writes as much as it can
     end(place, peer)
 
 

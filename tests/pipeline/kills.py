@@ -310,7 +310,7 @@ def run(
         scene.wait_for_copies(0)
         for victim in victims:
             scene.wait_for_copies(scene.copied() + CHUNK)
-            time.sleep(chance.uniform(0, 0.5))
+            time.sleep(chance.uniform(0, 0.5))  # anywhere in a batch
             try:
                 scene.strike(victim)
             except LookupError:

@@ -339,7 +339,7 @@ class Traffic:
         async with await self.connect() as connection:
             before = None
             while True:
-                await asyncio.sleep(_DUE_MS / 1000)
+                await asyncio.sleep(_DUE_MS / 1000)  # what was scheduled last is due after it
                 counts = await connection.counts()
                 is_busy = any(each.transfer for each in counts.values())
                 is_busy |= any(each.active for name, each in counts.items() if (name.lower(), "active") not in WAITING)

@@ -59,7 +59,7 @@ def record(directory: Path, shim: Path, *, seconds: float, seed: int, unsynced: 
         broker.start()
         workload = Workload(broker.amqp_port, scribe, seed)
         workload.start()
-        time.sleep(seconds / 2)
+        time.sleep(seconds / 2)  # it works meanwhile
         if not unsynced:
             broker.kill()
             resolve(trace, data, marker)
@@ -74,7 +74,7 @@ def record(directory: Path, shim: Path, *, seconds: float, seed: int, unsynced: 
             broker.start()
         workload = Workload(broker.amqp_port, scribe, seed + 1)
         workload.start()
-        time.sleep(1)
+        time.sleep(1)  # it works with the added entity, too
         workload.stop()
         broker.stop()
     finally:

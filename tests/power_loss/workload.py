@@ -345,7 +345,7 @@ class Large(Lane):
         for _ in range(2):
             self.send("large", 1, self.chance.choice((100_000, 300_000, 1_000_000)))
             self.take_and_settle("large", 1)
-        time.sleep(0.3)
+        time.sleep(0.3)  # or the trace would have little but large messages
 
 
 class InSessions(Lane):

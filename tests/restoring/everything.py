@@ -210,7 +210,7 @@ async def settled(broker: Broker, times_s: float = 60.0) -> Seen:
     before = await seen(broker)
     deadline = time.monotonic() + times_s
     while time.monotonic() < deadline:
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # what is under way changes something meanwhile
         now = await seen(broker)
         if now == before and not now["from"]:
             return now

@@ -180,10 +180,10 @@ def test_files_that_are_merged_and_removed_meanwhile_are_found_again(journal, ca
     batches = reader().read(planned[0])
     found = next(batches).to_pylist()
     assert len(found) == 40
-    time.sleep(0.01)
+    time.sleep(0.01)  # what is older than now may be merged
     with CaptureWriter(Place.of(str(folder)), "ns", TIDY) as writer:
         assert compact(writer, {}) > 2
-        time.sleep(0.01)
+        time.sleep(0.01)  # and removed
         assert clean(writer) > 2, "no file of the plan is there any more"
     found += [row for batch in batches for row in batch.to_pylist()]
     assert keys(found) == grid((0, 0, 250))
