@@ -17,8 +17,8 @@ from tests.logs import crash, open_log
 from tests.shims import NoCompiler, make_shim
 
 SHIM = Path(__file__).parents[2] / "partitioned" / "slow_disk.c"
-STALL_S = 3.0  # on a busy machine the start of a process takes a second or two
-PATIENCE_S = 60.0
+STALL_S = 2.0  # on a busy machine the start of a process takes a second
+PATIENCE_S = 150.0
 LIMITS = LogLimits(64 << 10, 512 << 10)
 
 
