@@ -14,7 +14,7 @@ PROGRAMS = {
     "openssl": "of certificates that scripts make",
     "systemd-analyze": "of units",
 }
-PACKAGES = {"pyspark": ("of Spark and the jobs", "make spark"), "matplotlib": ("of plots", "pip install --group bench")}
+PACKAGES = {"pyspark": "of Spark and the jobs", "matplotlib": "of plots"}
 
 
 def left_out() -> Iterator[str]:
@@ -23,17 +23,19 @@ def left_out() -> Iterator[str]:
         if missing := toolchain.missing_tools():
             yield f"{', '.join(missing)} not found: without the tests with the SDK {name}"
         elif not toolchain.installed():
-            yield f"SDK {name} not installed (python tests/interop/sdks.py {name}): without its tests"
+            yield f"SDK {name} not installed: without its tests"
     for program, tests in PROGRAMS.items():
         if shutil.which(program) is None:
             yield f"{program} not found: without tests {tests}"
-    for package, (tests, how) in PACKAGES.items():
+    for package, tests in PACKAGES.items():
         if find_spec(package) is None:
-            yield f"{package} not installed ({how}): without tests {tests}"
+            yield f"{package} not installed: without tests {tests}"
     if os.geteuid() != 0:
         yield "not root: without tests of full disks and of split networks"
 
 
 if __name__ == "__main__":
-    for line in left_out():
-        print(line)
+    lines = [*left_out()]
+    if lines:
+        print("Left out for want of tools, by make test and make test-all (make tools installs what can be installed):")
+        print(*(f"  {line}" for line in lines), sep="\n")
