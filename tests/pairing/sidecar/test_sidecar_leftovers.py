@@ -164,6 +164,9 @@ def test_nothing_of_a_connection_lives_on(state: State, end: State, is_away: boo
                 with Leftovers("broker", *(() if is_away else ("protocol",))) as leftovers:
                     await end_one(leftovers)
                     await asyncio.sleep(0.02)  # callbacks of what has ended
+                    if peer.side is not None:  # it was accepted after its client was lost
+                        await until(lambda: peer.side.transport is None)
+                        peer.__init__()
             finally:
                 server.close()
                 if sidecar._looking is not None:
