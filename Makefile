@@ -41,11 +41,14 @@ INSTALLED := $(VENV)/.installed
 BENCH_INSTALLED := $(VENV)/.bench-installed
 SPARK_PACKAGES := $(VENV)/.spark-packages
 SPARK_INSTALLED := $(VENV)/.spark-installed
+COMPILED := $(VENV)/.compiled
 EXTENSION := protocol/_native.abi3.so
 CONFIG ?= deploy/quickstart.toml
 ARGS ?=
 EXAMPLES ?= 2000
 OF_BROKERS := $(addprefix tests/,end_to_end sessions forwarding operations client_commands protocol_client crash_ledger)
+
+unexport PYTHONDONTWRITEBYTECODE # else each process of the tests compiles all of them again
 
 .DEFAULT_GOAL := help
 .PHONY: help install spark spark-packages tools pipeline-demo serve test test-landing test-all test-changed test-one-process lint bench scaling model soak fuzz fuzz-native power-loss disk-full hostile-peers mutants split pairing-ledger drain kill-drivers losing-a-worker capture-s3 pipeline-cluster pipeline-kills lock image pipeline-pods structure dead-code coverage clean
@@ -79,14 +82,19 @@ serve: $(EXTENSION)
 # Tests of brokers mostly wait, so several run on each processor: see tests/conftest.py.
 PYTEST := $(BIN)/python -m pytest --numprocesses auto
 
-test: $(EXTENSION)
+# One process compiles the tests, in place of all of them at once.
+$(COMPILED): $(EXTENSION)
+	$(BIN)/python -m pytest --collect-only -q >/dev/null
+	@touch $@
+
+test: $(COMPILED)
 	@$(BIN)/python -m tests.tools
 	$(PYTEST) $(or $(ARGS),--tier change)
 
-test-landing: $(EXTENSION)
+test-landing: $(COMPILED)
 	$(PYTEST) --tier landing $(ARGS)
 
-test-all: $(EXTENSION)
+test-all: $(COMPILED)
 	@$(BIN)/python -m tests.tools
 	PEEKLOCK_TEST_EXAMPLES=all $(PYTEST) $(ARGS)
 	PEEKLOCK_PURE=1 $(PYTEST) $(ARGS)

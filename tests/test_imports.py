@@ -1,6 +1,7 @@
 """The import rules of docs/architecture.md, held by reading every import in the sources."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -355,10 +356,16 @@ ONLY_IN = {
 NOWHERE = {"proton", "cproton"}  # Proton's own Python classes: too slow for the wire, and a second way to do it
 
 
-SOURCES = {
-    module: imports(ast.parse(path.read_text()), module, path.name == "__init__.py")
-    for module, path in modules(*SHIPPED)
-}
+PATHS = dict(modules(*SHIPPED))
+
+
+@cache
+def sources() -> dict[str, set[str]]:
+    """What each module imports. To read all of them takes seconds, so it is not done when tests are collected."""
+    return {
+        module: imports(ast.parse(path.read_text()), module, path.name == "__init__.py")
+        for module, path in PATHS.items()
+    }
 
 
 def rule_for(module, rules):
@@ -390,9 +397,9 @@ def violations(module: str, imported: set[str]) -> list[str]:
     return broken
 
 
-@pytest.mark.parametrize("module", SOURCES)
+@pytest.mark.parametrize("module", PATHS)
 def test_a_module_imports_only_what_it_may(module):
-    assert violations(module, SOURCES[module]) == []
+    assert violations(module, sources()[module]) == []
 
 
 def circles(sources: dict[str, set[str]]) -> list[set[str]]:
@@ -416,7 +423,7 @@ def circles(sources: dict[str, set[str]]) -> list[set[str]]:
 
 
 def test_imports_go_one_way():
-    assert circles(SOURCES) == []
+    assert circles(sources()) == []
 
 
 def rooms(sources: dict[str, set[str]], folder: str) -> dict[str, set[str]]:
@@ -433,12 +440,12 @@ def rooms(sources: dict[str, set[str]], folder: str) -> dict[str, set[str]]:
     return {room: imported - {room} for room, imported in found.items()}
 
 
-FOLDERS = sorted({module.rpartition(".")[0] for module in SOURCES})
+FOLDERS = sorted({module.rpartition(".")[0] for module in PATHS})
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_folders_import_one_way(folder):
-    assert circles(rooms(SOURCES, folder)) == []
+    assert circles(rooms(sources(), folder)) == []
 
 
 def test_a_circle_of_folders_is_found():
@@ -494,7 +501,7 @@ def test_the_rules_catch(module, source):
 
 def test_every_rule_is_about_something_that_exists():
     named = {*MAY_IMPORT, *MAY_NOT_IMPORT, *PURE}.union(*ONLY_IN.values()) - {"pipeline"}
-    assert [name for name in sorted(named) if not any(is_within(module, name) for module in SOURCES)] == []
+    assert [name for name in sorted(named) if not any(is_within(module, name) for module in sources())] == []
 
 
 def bare_imports(path: Path, source: str) -> list[str]:
