@@ -59,7 +59,7 @@ import reactor.core.publisher.Flux;
 /** The scenarios of scenarios.py with azure-messaging-servicebus. */
 public final class Azure {
     private static final Map<String, Harness.Scenario> SCENARIOS = new LinkedHashMap<>();
-    private static final Duration WAIT = Duration.ofSeconds(10);
+    private static final Duration WAIT = Duration.ofSeconds(30); // for what comes at once, on a busy machine
     private static final Duration SHORT = Duration.ofSeconds(1);
 
     private Azure() {}
