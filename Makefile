@@ -4,7 +4,7 @@
 #   make test      the tests that a change must pass, in 8 minutes; or those of files or folders    ARGS="tests/partition"
 #   make test-changed  those that what was changed since main can reach, in their own process  ARGS="--since HEAD~3"
 #   make test-landing  the longer ones, with SDKs and Spark where they are installed, which .ci/run has as well
-#   make test-all  all tests with all examples, and once more without the extension: an hour
+#   make test-all  all tests with all examples, and once more without the extension
 #   make test-one-process  the tests that start a broker, with all of it in one process
 #   make lint      formatting, lint, types
 #   make bench     the broker beside RabbitMQ and Artemis          bench/README.md says what it needs

@@ -70,7 +70,7 @@ class ByGroup(LoadScopeScheduling):
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     if config.getoption("tier") == tiers.CHANGE:
-        terminalreporter.write_line("Longer tests were left out; make test-all runs all, for an hour.")
+        terminalreporter.write_line("Longer tests were left out; make test-all runs all.")
 
 
 @pytest.hookimpl(tryfirst=True)

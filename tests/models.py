@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import precondition
 
 from tests.caller import VARIABLES
-from tests.examples import examples as at_once
+from tests.examples import examples as in_tier
 
 STRAY = 999_999  # a sequence number that no message of a model reaches
 
@@ -23,7 +23,7 @@ STRAY = 999_999  # a sequence number that no message of a model reaches
 def model_settings(examples: int, steps: int) -> settings:
     """`examples` are run at night where the caller does not say how many; each has up to `steps` rules."""
     return settings(
-        max_examples=int(VARIABLES.get("PEEKLOCK_MODEL_EXAMPLES", at_once(examples))),
+        max_examples=int(VARIABLES.get("PEEKLOCK_MODEL_EXAMPLES", in_tier(examples))),
         stateful_step_count=steps,
         print_blob=True,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
