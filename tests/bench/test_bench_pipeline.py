@@ -76,7 +76,6 @@ def interpreted(spark):
         spark.conf.set(name, value)
 
 
-@pytest.mark.slow
 def test_each_journal_is_measured_beside_none_and_has_a_process_that_costs(measured):
     found, costs = measured("journal")
     for mode in MODES:
@@ -96,7 +95,6 @@ def test_a_capture_is_measured_beside_a_plain_write_of_its_rows(measured):
     assert found["capture-of-floor"] == pytest.approx(found["capture-message"] / found["capture-floor"])
 
 
-@pytest.mark.slow
 def test_reads_are_measured_beside_sources_of_spark(spark, measured):
     found, costs = measured("spark-reads")
     for ours, theirs in (("stream", "stream-rate"), ("batch", "batch-range"), ("captured", "captured-files")):
@@ -105,7 +103,6 @@ def test_reads_are_measured_beside_sources_of_spark(spark, measured):
     assert costs["spark-stream"]["journal"] > costs["spark-stream-rate"]["journal"]
 
 
-@pytest.mark.slow
 def test_micro_batches_are_measured_beside_sources_of_spark(spark, measured):
     found, _ = measured("spark-latency")
     for name in ("journal", "files"):
@@ -113,7 +110,6 @@ def test_micro_batches_are_measured_beside_sources_of_spark(spark, measured):
     assert found["spark-latency-of-rate"] == pytest.approx(found["spark-latency-journal"] / found["spark-latency-rate"])
 
 
-@pytest.mark.slow
 def test_the_sink_is_measured_beside_files(spark, measured):
     found, costs = measured("spark-sink")
     for kind in ("sink", "sink-ids"):
@@ -121,7 +117,6 @@ def test_the_sink_is_measured_beside_files(spark, measured):
         assert costs[f"spark-{kind}"]["worker"] > costs["spark-sink-files"]["worker"]
 
 
-@pytest.mark.slow
 def test_the_audit_is_measured_beside_a_count_and_must_find_the_planted_faults(
     interpreted, measured, monkeypatch, tools
 ):

@@ -20,7 +20,6 @@ def load_tool():
         pytest.fail(str(missing)) if REQUIRE_INTEROP else pytest.skip(str(missing))
 
 
-@pytest.mark.slow
 def test_a_quick_bench_fills_every_row(tmp_path, capsys):
     result = tmp_path / "bench.json"
     # By test_instruction_budget.py, because it takes long, and by test_bench_pipeline.py, which needs Spark.
@@ -36,7 +35,6 @@ def test_a_quick_bench_fills_every_row(tmp_path, capsys):
     assert "open loop, 2,000/s: send to receive, p99" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_another_checkout_is_measured_in_the_same_rounds_with_the_cost_of_each_process(tmp_path, capsys):
     result = tmp_path / "bench.json"
     cells = ["--rows", "throughput,openloop", "--shapes", "1x1", "--rates", "half", "--rounds", "2", "--modes", "recv"]

@@ -66,7 +66,6 @@ def test_work_on_half_of_the_gateways_counts_as_half_of_them():
     assert total(TRUTH, 4.0, Layout(4, 4)) > total(TRUTH, 2.0, Layout(4, 4))
 
 
-@pytest.mark.slow
 def test_a_quick_run_fills_the_page(tmp_path):
     try:
         load.build()

@@ -44,7 +44,6 @@ def run(tools: load.Tools, server: Server, mode: str, *options: str) -> load.Fig
     return load.run(tools.load, mode, server.endpoint, server.address(1), "--idle", "10", *options)
 
 
-@pytest.mark.slow
 def test_a_server_stops_while_paused_and_keeps_what_it_accepted_when_it_is_killed(server, tools):
     server.start()
     run(tools, server, "send", "-n", str(MESSAGES))

@@ -18,7 +18,6 @@ def missing() -> str | None:
     return instructions.reason_missing()
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(extension is None, reason="the budget is that of brokers with the extension")
 def test_no_message_costs_much_more_instructions_than_were_recorded():
     if reason := missing():

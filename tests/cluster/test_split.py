@@ -9,7 +9,6 @@ from tests.cluster import split
 from tests.cluster.hosts import reason_missing
 
 
-@pytest.mark.slow
 def test_nothing_accepted_is_lost_and_nothing_settled_comes_back_whatever_happens(tmp_path: Path) -> None:
     if reason := reason_missing():
         pytest.fail(reason) if REQUIRE_DISKS else pytest.skip(reason)

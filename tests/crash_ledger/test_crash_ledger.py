@@ -13,7 +13,6 @@ from tests.crash_ledger.run import CONFIG, QUEUE, Victim, kill, run
 from tests.end_to_end.raw_peer import PATIENCE_S
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "victims"),
     [
@@ -32,7 +31,6 @@ def test_nothing_accepted_is_lost_and_nothing_settled_returns_over_kills(tmp_pat
     assert len(report.others.ids.completed) > 100
 
 
-@pytest.mark.slow
 def test_on_partitioned_queues_nothing_is_lost_nothing_returns_and_keys_keep_their_order(tmp_path):
     victims = (Victim.WORKER, Victim.PAUSED_WORKER, Victim.GATEWAY, Victim.PAUSED_GATEWAY)
     report = run(tmp_path, 4, seed=3, victims=victims, longest_gap_s=0.5, workers=2, partitioned=True)

@@ -239,7 +239,6 @@ def test_the_syphon_brings_what_lies_in_the_backlog(containers):
     assert containers.stop("syphon") == 0
 
 
-@pytest.mark.slow
 def test_the_application_sends_through_an_outage(containers):
     for name in ("sidecar", "syphon"):
         options(services()[name]["command"])

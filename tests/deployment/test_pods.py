@@ -14,8 +14,6 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
-import pytest
-
 from tests.capture.checks import captured_rows
 from tests.deployment.manifests import ROOT, build, container, image_environment, named, pod, variables, workload
 from tests.ports import free_ports
@@ -152,7 +150,6 @@ class Pods:
         return done.stdout
 
 
-@pytest.mark.slow
 def test_production_serves_and_goes_on_without_a_worker(tmp_path):
     with Pods("production", tmp_path) as pods:
         pods.start_gateway()

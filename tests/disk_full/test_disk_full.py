@@ -6,7 +6,6 @@ from tests.disk_full.run import DISK_BYTES, run
 from tests.own_disk import own_disk_or_skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 0])
 def test_nothing_is_lost_and_nothing_comes_back_over_a_full_disk(tmp_path, workers):
     with own_disk_or_skip(tmp_path, DISK_BYTES) as disk:

@@ -227,7 +227,6 @@ def checkpointed(broker: Broker) -> bool:
     return metrics(broker)["peeklock_log_young_bytes", "0"] == 0
 
 
-@pytest.mark.slow
 def test_on_a_disk_that_others_have_filled_settling_goes_on_and_the_tables_take_it(disk, broker):
     bodies = store_many(broker, (ROUNDS + 1) * A_ROUND)
     eventually(lambda: checkpointed(broker), "the tables have all")

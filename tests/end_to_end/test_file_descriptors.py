@@ -55,7 +55,6 @@ def test_half_open_requests_for_operations_cut_off_nobody(tmp_path, sent):
         assert metrics(broker)["peeklock_operations_connections_dropped_total",] > 0
 
 
-@pytest.mark.slow
 def test_a_request_that_is_not_finished_ends_after_a_time(tmp_path):
     with Broker(tmp_path, CONFIG) as broker, half_open(broker.ops_port, b"GET / HTTP/1.1\r\n") as connection:
         began = time.monotonic()

@@ -97,7 +97,6 @@ def verifies(disk: OwnDisk, broker: Broker) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow
 def test_a_full_disk_holds_up_its_own_partition_and_brings_nothing_back(disk: OwnDisk, broker: Broker) -> None:
     with RawPeer.connect(broker.amqp_port) as peer:
         here = {partition_of(peer, queue): queue for queue in QUEUES}
@@ -174,7 +173,6 @@ def completed(peer: RawPeer, queue: str, count: int) -> list[bytes]:
     return found
 
 
-@pytest.mark.slow
 def test_a_broker_whose_partition_has_not_a_free_byte_starts_and_serves_all(disk: OwnDisk, broker: Broker) -> None:
     with RawPeer.connect(broker.amqp_port) as peer:
         here = {partition_of(peer, queue): queue for queue in QUEUES}

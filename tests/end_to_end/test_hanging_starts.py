@@ -112,7 +112,6 @@ def slow(tmp_path):
     return ("env", f"LD_PRELOAD={shim}", f"SLOW_DISK={control}"), say
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 0])
 def test_a_start_on_a_slow_disk_may_take_five_times_as_long(tmp_path, slow, workers):
     """That of a worker that was killed, and that of a broker, which compares definitions first."""

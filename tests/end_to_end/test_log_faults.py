@@ -103,7 +103,6 @@ EACH_FORM = pytest.mark.parametrize("workers", [1, 0])
 
 
 @needs_filters
-@pytest.mark.slow
 @pytest.mark.parametrize(("call", "missing", "workers"), [(*CALLS[0], 1), (*CALLS[1], 1), (*CALLS[0], 0)])
 def test_a_worker_whose_disk_hangs_is_replaced_and_nothing_accepted_is_lost(faulty, call, missing, workers):
     broker, fault = faulty(*missing, workers=workers)

@@ -6,8 +6,6 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 
-import pytest
-
 from tests.brokers import Broker
 from tests.end_to_end.health import metrics
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, RawPeer, body_of, message
@@ -111,7 +109,6 @@ def slow(pid: int):
         thread.join()
 
 
-@pytest.mark.slow
 def test_a_slow_checkpointer_slows_sends_and_the_log_stays_bounded(tmp_path):
     most = {"peeklock_log_young_bytes": 0.0, "peeklock_log_disk_bytes": 0.0, "memory": 0.0}
 

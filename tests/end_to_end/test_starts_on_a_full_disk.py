@@ -189,7 +189,6 @@ def ends_without_room(broker: Broker) -> None:
     broker.kill()
 
 
-@pytest.mark.slow
 def test_without_a_free_byte_it_starts_and_gives_what_it_has_and_goes_on_when_there_is_room(
     disk: OwnDisk, broker: Broker
 ) -> None:

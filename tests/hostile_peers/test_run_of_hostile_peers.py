@@ -1,11 +1,8 @@
 """Hostile peers cost a broker no memory that it does not give back, and honest clients little time."""
 
-import pytest
-
 from tests.hostile_peers.run import run
 
 
-@pytest.mark.slow
 def test_processes_stay_as_they_were_and_honest_clients_are_served(tmp_path):
     report = run(tmp_path, 10.0, seed=1)
     assert report.sound, str(report)

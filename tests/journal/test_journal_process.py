@@ -8,8 +8,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from broker.child import Instructions
 from broker.settings.config import Journal, JournalMode, Settings
 from storage.data_dir import RUN
@@ -53,7 +51,6 @@ class Process:
         return self.child.wait(timeout=DEADLINE_S)
 
 
-@pytest.mark.slow
 def test_killed_again_and_again_every_row_comes_once(tmp_path):
     (tmp_path / RUN).mkdir()
     seed = random.SystemRandom().randrange(1 << 30)

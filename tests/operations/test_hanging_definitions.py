@@ -96,7 +96,6 @@ def test_a_start_goes_on_with_another_process(monkeypatch, tmp_path, settings):
     assert bring_in_line(settings).reconciled.created == ("orders",)
 
 
-@pytest.mark.slow
 def test_a_start_gives_up_when_each_process_hangs(monkeypatch, tmp_path, settings):
     stopping(monkeypatch, tmp_path, 3)
     with pytest.raises(ConfigurationError, match="cannot be compared: no progress for 3 seconds, 3 times"):

@@ -351,7 +351,6 @@ def test_pipelined_requests_are_answered_in_their_order(broker):
     assert statuses == [200, 404, 200, 200, 404]
 
 
-@pytest.mark.slow
 def test_a_body_that_comes_slowly_holds_up_nobody_and_is_not_waited_for_without_end(tmp_path):
     with Broker(tmp_path, '[[queues]]\nname = "orders"\n') as broker:
         head = f"POST /orders/messages HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token('valid')}\r\n"

@@ -13,7 +13,6 @@ OPTIONS = PairingOptions(
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("by_sidecar", [False, True])
 def test_whatever_happens_to_the_primary_and_the_syphon_each_accepted_message_arrives_once(tmp_path, by_sidecar):
     options = replace(OPTIONS, backlog_queue_count=1) if by_sidecar else OPTIONS

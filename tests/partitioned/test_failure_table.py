@@ -55,7 +55,6 @@ def test_a_worker_that_is_killed(tmp_path: Path, column: str) -> None:
     is_as_documented(tmp_path, lambda directory: {column: killed(directory, column)})
 
 
-@pytest.mark.slow
 def test_a_worker_that_hangs(tmp_path: Path) -> None:
     is_as_documented(tmp_path, hung)
 
@@ -76,7 +75,6 @@ def test_a_worker_with_a_full_disk(tmp_path: Path) -> None:
     is_as_documented(tmp_path, see)
 
 
-@pytest.mark.slow
 def test_a_machine_that_freezes(tmp_path: Path) -> None:
     is_as_documented(tmp_path, lambda directory: {FROZEN: frozen(directory)})
 

@@ -13,8 +13,6 @@ from tests.power_loss.simulate import AGAIN, Plan, run
 from tests.power_loss.trace import SHIM, Kind, Trace, mark_of
 from tests.shims import NoCompiler, make_shim
 
-pytestmark = pytest.mark.slow
-
 SEED = 11
 RECORD_S = 3.0
 

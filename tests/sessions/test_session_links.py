@@ -303,7 +303,6 @@ def test_a_broken_connection_gives_the_session_back_and_counts(peer, broker):
     assert decode(again.payload)[0].value[4] == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("settled", [True, False], ids=["receive and delete", "peek-lock"])
 def test_who_waits_and_holds_nothing_hears_of_the_end_of_the_lock_later(peer, broker, settled):
     """An SDK that waits for as long as the lock lasts began to wait later, and its wait must end first."""

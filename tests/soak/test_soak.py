@@ -107,7 +107,6 @@ def test_quantiles_of_few_values(values, share, expected):
     assert quantile(values, share) == expected
 
 
-@pytest.mark.slow
 def test_a_short_soak_is_sound(tmp_path):
     warming_up = Limits(memory_growth_mb=60, open_files_growth=20, p99_ms=2000)
     report = run(tmp_path, 10, every_s=1, break_every_s=1, limits=warming_up, seed=1)

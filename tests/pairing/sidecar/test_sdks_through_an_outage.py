@@ -15,7 +15,7 @@ from tests.interop.test_interop import ensure
 from tests.pairing.conftest import taken
 from tests.pairing.sidecar.conftest import Pair
 
-pytestmark = [pytest.mark.interop, pytest.mark.slow]
+pytestmark = pytest.mark.interop
 
 SECONDS = 600  # of the programs, which the test ends before
 BEFORE_S = 3.0

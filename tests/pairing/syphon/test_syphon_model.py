@@ -9,7 +9,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -176,7 +175,6 @@ class Story:
         assert most <= limits.messages + limits.messages // 4 + 1
 
 
-@pytest.mark.slow
 @model_settings(100, 40)
 @given(settings, stories)
 def test_whatever_happens_each_message_arrives_in_order(settings, story):

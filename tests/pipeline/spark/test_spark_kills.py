@@ -10,7 +10,6 @@ from tests.pipeline.kills import Victim, run
 from tests.pipeline.session import require
 
 
-@pytest.mark.slow
 def test_each_message_is_copied_once_over_kills_of_executor_broker_and_driver(tmp_path):
     """`make pipeline-kills` does it for longer, with more that is killed, and audits the journal."""
     require()

@@ -135,7 +135,6 @@ def steps_of_a_life(monkeypatch, killer, directory, seed, count):
     return killer.steps
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_kill_at_any_step_loses_nothing(monkeypatch, killer, tmp_path, after):
     count = 50

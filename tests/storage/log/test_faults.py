@@ -468,7 +468,7 @@ def test_an_idle_partition_does_not_keep_segments(tmp_path):
 # -- large frames
 
 
-@pytest.mark.parametrize("size_mib", [3, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size_mib", [3, 100])
 def test_a_frame_larger_than_a_segment(tmp_path, size_mib):
     log = open_log(tmp_path, limits=LogLimits(MIB, 8 * MIB), map_size_bytes=1 << 30)
     store = log.stores[0]

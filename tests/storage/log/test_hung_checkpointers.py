@@ -152,7 +152,6 @@ def test_the_end_of_a_worker_does_not_wait_for_a_stopped_checkpointer(tmp_path, 
         again.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.4 * STALL_S, 5 * STALL_S])
 def test_a_checkpoint_may_take_five_times_as_long_if_its_disk_does(slow, log, stalls, seconds):
     """By many syncs, or by a single one."""
