@@ -19,6 +19,7 @@ from storage.store import Table
 from tests.damaged_stores import FREE_PAGES, damage, lone_branch, wild_pointer, zeros
 
 MIB = 1 << 20
+FREE_PORTS = {"amqp": {"port": 0}, "http": {"port": 0}, "ops": {"port": 0}}  # a start tries those it has
 RUN = """
 import os
 import resource
@@ -52,7 +53,7 @@ sys.exit(supervisor.run(settings, supervisor.Part.ALL, lambda: settings))
 def start(data_dir, **settings):
     """Run the start in a process of its own: (exit code, stdout, stderr)."""
     defaults = {"data_dir": str(data_dir), "partitions": 2, "workers": 1, "store": {"map_size_bytes": 64 * MIB}}
-    settings = defaults | settings
+    settings = defaults | FREE_PORTS | settings
     done = subprocess.run(
         [sys.executable, "-c", RUN, json.dumps(settings)], capture_output=True, text=True, timeout=30, check=False
     )
