@@ -52,3 +52,18 @@ def test_who_finds_a_bug(tests: dict[str, str], found_by: str, is_whole: bool) -
     result = looked_for(BUG, checkout, 60)
     assert (result.found_by, result.is_whole) == (found_by, is_whole)
     assert ("found by" in str(result)) == bool(found_by)
+
+
+@pytest.mark.parametrize(
+    ("tests", "found_by"),
+    [
+        ({"a": "slow", "b": "finds"}, "b::test"),
+        ({"a": "finds", "b": "passes"}, "a::test"),
+        ({"a": "finds", "b": "always"}, "a::test"),
+        ({"a": "finds"}, "a::test"),
+    ],
+    ids=["it finds it again", "it passes now", "it fails now without the bug", "it is gone"],
+)
+def test_what_found_a_bug_before_comes_first(tests: dict[str, str], found_by: str) -> None:
+    checkout: Any = Checkout(tests)
+    assert looked_for(BUG, checkout, 60, first="b::test").found_by == found_by
