@@ -5,12 +5,14 @@ PEEKLOCK_PURE is for brokers, too: they do without the extension in C, as the te
 """
 
 import os
+import signal
 
 from broker.settings.variables import PURE_VARIABLE
 
 VARIABLES = {
     name: os.environ.pop(name) for name in list(os.environ) if name.startswith("PEEKLOCK_") and name != PURE_VARIABLE
 }
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 for size_of_a_terminal in ("COLUMNS", "LINES"):  # which pytest-xdist says to its processes
     os.environ.pop(size_of_a_terminal, None)
 REQUIRE_INTEROP = VARIABLES.get("PEEKLOCK_REQUIRE_INTEROP") == "1"  # an SDK that is missing is a failure

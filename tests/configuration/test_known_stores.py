@@ -32,7 +32,8 @@ assert {home_partition(f"queue{number}", 3) for number in range(12)} == set(PART
 def settings_of(directory: Path, config: str = CONFIG) -> Settings:
     file = directory / "config.toml"
     file.write_text(config)
-    return load(file, {"--data-dir": str(directory / "data")}).settings.model_copy(
+    free_ports = {"--amqp-port": "0", "--http-port": "0", "--ops-port": "0"}
+    return load(file, {"--data-dir": str(directory / "data")} | free_ports).settings.model_copy(
         update={"data_dir": directory / "data"}
     )
 

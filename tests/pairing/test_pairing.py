@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from broker.administration.address import Address
 from broker.administration.client import HttpClient
 from broker.atom.client_documents import settings
 from broker.pairing.health import State
@@ -27,9 +28,10 @@ SOON_S = 5.0  # what lasts half a second here, on a busy machine; by default it 
 
 def nowhere() -> Namespace:
     """A namespace that is not there."""
-    port = free_ports(1)[0]
+    port, http_port = free_ports(2)
     return Namespace(
-        f"Endpoint=sb://localhost:{port};SharedAccessKeyName={KEY_NAME};SharedAccessKey={KEY};UseDevelopmentEmulator=true"
+        f"Endpoint=sb://localhost:{port};SharedAccessKeyName={KEY_NAME};SharedAccessKey={KEY};UseDevelopmentEmulator=true",
+        http=Address("http", "localhost", http_port),
     )
 
 
