@@ -312,7 +312,7 @@ def test_a_key_file_that_others_may_read_is_refused_with_the_command_that_mends_
     key = tmp_path / "data" / "root-key"
     key.write_text("secret\n")
     key.chmod(0o644)
-    code, written = serve(tmp_path)
+    code, written = serve(tmp_path, "--amqp-port", "0")
     assert code == 78, written
     assert f"chmod 600 {key}" in written
     assert "secret" not in written

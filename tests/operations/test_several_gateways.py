@@ -181,7 +181,7 @@ def test_while_gateways_end_the_endpoint_tells(broker):
 
 def test_without_an_endpoint_there_is_no_process_for_it(tmp_path):
     config = tmp_path / "config.toml"
-    config.write_text(f"workers = 1\namqp.port = 0\nops.port = 'off'\n{CONFIG}")
+    config.write_text(f"workers = 1\namqp.port = 0\nhttp.port = 0\nops.port = 'off'\n{CONFIG}")
     command = [sys.executable, "-m", "broker.cli", "serve", "--config", config, "--data-dir", tmp_path / "data"]
     with subprocess.Popen(
         command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
