@@ -193,7 +193,7 @@ def killed(directory: Path, column: str) -> list[Outcome]:
         worker.suspend()
         if column == UNDER_WAY:
             operations.begin()
-            time.sleep(0.1)  # the operations have reached the worker's socket, as far as they go there
+            time.sleep(0.3)  # the operations have reached the worker's socket, as far as they go there
         worker.kill()
         eventually(lambda: logged(broker, "worker connection lost"), "the gateway knows")
         operations.begin()
