@@ -68,7 +68,10 @@ class Checkout:
         self._sources = Sources(read())
         self._run("git", "worktree", "add", "--quiet", "--detach", str(root), cwd=ROOT)
         if tests_of is not None:
-            self._run("git", "checkout", "--quiet", tests_of, "--", "tests")
+            self._run("git", "rm", "-r", "--quiet", "tests")
+            self._run(
+                "git", "checkout", "--quiet", tests_of, "--", "tests", "pyproject.toml"
+            )  # which says how to run them
         shutil.copy2(ROOT / EXTENSION, root / EXTENSION)
 
     def close(self) -> None:
@@ -105,6 +108,7 @@ class Checkout:
         command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *arguments]
         # Processes that tests start find our packages by their installation, which is not this copy, if not by this.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(self.root), str(self.root / "pipeline")))}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else each run compiles all tests again
         with tempfile.TemporaryFile("w+") as output:
             running = subprocess.Popen(command, cwd=self.root, env=environment, stdout=output, stderr=subprocess.STDOUT)
             try:
