@@ -96,7 +96,7 @@ test-landing: $(COMPILED)
 
 test-all: $(COMPILED)
 	@$(BIN)/python -m tests.tools
-	PEEKLOCK_TEST_EXAMPLES=all $(PYTEST) $(ARGS)
+	PEEKLOCK_TEST_STARTS=whole PEEKLOCK_TEST_EXAMPLES=all $(PYTEST) $(ARGS)
 	PEEKLOCK_PURE=1 $(PYTEST) $(ARGS)
 
 test-changed: $(EXTENSION)
@@ -152,7 +152,7 @@ dead-code: $(EXTENSION)
 
 coverage: $(EXTENSION)
 	$(BIN)/coverage erase
-	-$(BIN)/coverage run -m pytest $(ARGS)
+	-PEEKLOCK_TEST_STARTS=whole $(BIN)/coverage run -m pytest $(ARGS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests import preloaded
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 STOP_TIMEOUT_S = 20.0
 LOG_TAIL_BYTES = 20_000
@@ -32,7 +34,7 @@ class OwnProcess(ABC):
     def __init__(self, log_file: Path, ops_port: int) -> None:
         self.log_file = log_file
         self.ops_port = ops_port
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | preloaded.Copy | None = None
         log_file.parent.mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> Self:
@@ -70,9 +72,7 @@ class OwnProcess(ABC):
         assert self._process is None, "it is running already"
         with self.log_file.open("ab") as log:
             said_before = log.tell()
-            self._process = subprocess.Popen(
-                command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+            self._process = preloaded.start(command, log)
         return said_before
 
     def end(self) -> None:

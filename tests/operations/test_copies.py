@@ -9,11 +9,18 @@ import psutil
 import pytest
 
 from bench.processes import command_of
+from tests import preloaded
 from tests.brokers import REPOSITORY, Broker
 from tests.end_to_end.health import eventually
 
 SERVE = (sys.executable, "-m", "broker.cli", "serve", "--config")
 QUEUE = "[[queues]]\nname = 'orders'\n"
+
+
+@pytest.fixture(autouse=True)
+def whole_starts(monkeypatch):
+    """This is about what a start does with its modules."""
+    monkeypatch.setattr(preloaded, "WHOLE_STARTS", True)
 
 
 @pytest.fixture
