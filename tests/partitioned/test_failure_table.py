@@ -30,8 +30,8 @@ from tests.shims import NoCompiler
 PARTS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 TRIES = 3
 """The page has times of a machine with nothing else to do. On a busy one, half a second passes while a process waits
-for a processor. So what took at most three times as long as documented is right. What was later still, or was not yet under
-way when the worker was killed, is tried again; any other difference is none of the machine."""
+for a processor. So what took at most three times as long as documented is right. What was later still, or was not yet
+under way when the worker was killed, is tried again; any other difference is none of the machine."""
 
 
 def is_as_documented(directory: Path, see: Callable[[Path], dict[str, list[Outcome]]]) -> None:
