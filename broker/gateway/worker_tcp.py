@@ -37,14 +37,16 @@ class TcpConnection(SocketConnection):
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                transport, _ = await loop.create_connection(
+                await loop.create_connection(
                     lambda: self, host, port, ssl=self._tls, server_hostname=host if self._tls else None
                 )
         except TimeoutError:
             raise OSError(f"no connection within {CONNECT_SECONDS:g} seconds") from None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
         end_when_silent(transport.get_extra_info("socket"), self._patience.silence_ms)
-        if not self.connected.is_set():
-            self.problem = ""
+        self.problem = ""  # here, because a greeting that is refused may come before `_connect` goes on
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.connected.is_set() and not self.problem:

@@ -64,8 +64,11 @@ class Worker:
                 writer.close()
             await asyncio.sleep(0.01)  # the loop takes some rounds for it
 
-    async def greet(self, version: int = wire.VERSION) -> None:
+    async def accept(self) -> None:
         self._reader, self._writer = await asyncio.wait_for(self._connections.get(), PATIENCE_S)
+
+    async def greet(self, version: int = wire.VERSION) -> None:
+        await self.accept()
         await self.say([Op.HELLO, version, [0]])
         await asyncio.wait_for(self.connection.connected.wait(), PATIENCE_S)
 
