@@ -24,7 +24,6 @@ ALL_PODS = VARIABLES.get("PEEKLOCK_ALL_PODS") == "1"  # as `make pipeline-pods` 
 WORKERS = int(
     VARIABLES.get("PEEKLOCK_TEST_WORKERS", "1")
 )  # of brokers whose test does not say how many; 0 is one process
-WHOLE_STARTS = (
-    VARIABLES.get("PEEKLOCK_TEST_STARTS") == "whole"
-)  # each process loads its modules: see tests/preloaded.py
+# Each process loads its modules: see tests/preloaded.py.
+WHOLE_STARTS = VARIABLES.get("PEEKLOCK_TEST_STARTS") == "whole"
 SIDECAR = VARIABLES.get("PEEKLOCK_TEST_SIDECAR") == "1"  # clients reach brokers through a sidecar

@@ -65,8 +65,11 @@ class Copy:
         return code
 
     def _code(self, seconds: float | None) -> int | None:
-        if self.returncode is None and select.select([self._ended], [], [], seconds)[0]:
-            self.returncode = int(os.read(self._ended, 16))
+        if self.returncode is None:
+            waiting = select.poll()  # select() takes no descriptor above 1023, and some tests have thousands
+            waiting.register(self._ended)
+            if waiting.poll(None if seconds is None else seconds * 1000):
+                self.returncode = int(os.read(self._ended, 16) or -signal.SIGKILL)  # it ends with its parent
         return self.returncode
 
     def send_signal(self, number: int) -> None:
@@ -82,7 +85,6 @@ class _Loaded:
 
     def __init__(self) -> None:
         self.pid = os.getpid()  # of the tests: a fork of them has no use for this
-        self.environment = _of_interpreters(os.environ)
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -113,24 +115,25 @@ class _Loaded:
             self._process.wait()
 
 
+def _of_interpreters(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(OF_INTERPRETERS)}
+
+
 _loaded: _Loaded | None = None
+_environment = _of_interpreters(os.environ)
 
 
 def start(command: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes] | Copy:
     """Start a command as the leader of a session, without input; `log` gets what it writes."""
     global _loaded
-    if not WHOLE_STARTS and [*command[:3]] == [sys.executable, "-m", MODULE]:
-        if _loaded is None or _loaded.pid != os.getpid():
-            _loaded = _Loaded()
-        if _loaded.environment == _of_interpreters(os.environ):
-            return _loaded.start(command, log)
-    return subprocess.Popen(
-        command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-    )
-
-
-def _of_interpreters(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name.startswith(OF_INTERPRETERS)}
+    is_ours = [*command[:3]] == [sys.executable, "-m", MODULE]
+    if WHOLE_STARTS or not is_ours or _of_interpreters(os.environ) != _environment:
+        return subprocess.Popen(
+            command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    if _loaded is None or _loaded.pid != os.getpid():
+        _loaded = _Loaded()
+    return _loaded.start(command, log)
 
 
 # --- the process with the modules -------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -67,27 +68,33 @@ def test_it_serves_as_the_leader_of_a_session_and_ends_in_order(tmp_path: Path, 
     assert process.wait(30) == process.poll() == 0
 
 
-@pytest.mark.usefixtures("is_whole")
-def test_it_has_no_files_of_the_process_that_it_was_copied_from(tmp_path: Path) -> None:
+def test_it_has_no_files_of_the_process_that_it_was_copied_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     others = [serving(tmp_path / name) for name in ("a", "b")]
-    process = serving(tmp_path)
-    pipes = [each for each in Path(f"/proc/{process.pid}/fd").iterdir() if target(each).startswith("pipe:")]
-    of_children = len(psutil.Process(process.pid).children())
-    assert len(pipes) <= 2 * of_children
-    for each in (*others, process):
+    found = []
+    for is_whole in (False, True):
+        monkeypatch.setattr(preloaded, "WHOLE_STARTS", is_whole)
+        process = serving(tmp_path / str(is_whole))
+        found.append(kinds_of_files(process.pid))
+        others.append(process)
+    assert found[0] == found[1]
+    for each in others:
         each.kill()
         assert each.wait(30) == -signal.SIGKILL
 
 
-def target(descriptor: Path) -> str:
-    try:
-        return str(descriptor.readlink())
-    except FileNotFoundError:
-        return ""
+def kinds_of_files(pid: int) -> Counter[str]:
+    return Counter(
+        str(each.readlink()).partition(":")[0]
+        for each in Path(f"/proc/{pid}/fd").iterdir()
+        if not str(each.readlink()).startswith("/")
+    )
 
 
 PROGRAM = """
 import sys
+from collections import Counter
 from pathlib import Path
 from tests.test_preloaded import serving
 print(serving(Path(sys.argv[1])).pid, flush=True)

@@ -69,9 +69,8 @@ class Checkout:
         self._run("git", "worktree", "add", "--quiet", "--detach", str(root), cwd=ROOT)
         if tests_of is not None:
             self._run("git", "rm", "-r", "--quiet", "tests")
-            self._run(
-                "git", "checkout", "--quiet", tests_of, "--", "tests", "pyproject.toml"
-            )  # which says how to run them
+            # pyproject.toml says how to run them.
+            self._run("git", "checkout", "--quiet", tests_of, "--", "tests", "pyproject.toml")
         shutil.copy2(ROOT / EXTENSION, root / EXTENSION)
 
     def close(self) -> None:
