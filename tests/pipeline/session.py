@@ -35,7 +35,7 @@ def require() -> None:
 
 def _python(path: Path) -> Path:
     """The interpreter of Spark's workers. They come first where that is allowed: Spark fails the query if one takes
-    ten seconds to load, which no setting changes, and on a busy machine it does.
+    ten seconds to load (PythonWorkerFactory has them as a constant), and on a busy machine it does.
     """
     path.write_text(f'#!/bin/sh\nexec nice -n -10 {shlex.quote(sys.executable)} "$@"\n')
     path.chmod(0o755)
