@@ -7,7 +7,7 @@ import time
 from contextlib import contextmanager, suppress
 
 from tests.brokers import Broker
-from tests.end_to_end.health import metrics
+from tests.end_to_end.health import eventually, metrics
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, RawPeer, body_of, message
 
 LOG_BYTES, SEGMENT_BYTES = 8 << 20, 1 << 20
@@ -112,37 +112,39 @@ def slow(pid: int):
 def test_a_slow_checkpointer_slows_sends_and_the_log_stays_bounded(tmp_path):
     most = {"peeklock_log_young_bytes": 0.0, "peeklock_log_disk_bytes": 0.0, "memory": 0.0}
 
-    def rate(broker: Broker, load: Load) -> float:
-        """Messages accepted a second during a phase, while the log is watched."""
+    def waited_s(broker: Broker) -> float:
+        return metrics(broker)["peeklock_log_waited_seconds_total", "0"]
+
+    def share_waited(broker: Broker) -> float:
+        """The part of a phase in which commits waited for the checkpointer; the log is watched meanwhile.
+
+        Rates would say less: they also fall when other processes take the machine.
+        """
         worker = broker.worker()
-        began, before = time.monotonic(), load.accepted
+        began, before = time.monotonic(), waited_s(broker)
         while (passed := time.monotonic() - began) < PHASE_S:
             found = {name: value for (name, *_), value in metrics(broker).items()}
             found["memory"] = worker.memory_info().rss
             for name, value in most.items():
                 most[name] = max(value, found[name])
             time.sleep(0.1)
-        return (load.accepted - before) / passed
-
-    def waited_s(broker: Broker) -> float:
-        return metrics(broker)["peeklock_log_waited_seconds_total", "0"]
+        return (waited_s(broker) - before) / passed
 
     with Broker(tmp_path, CONFIG, workers=1) as broker:
         load = Load(broker.amqp_port)
         load.start()
         try:
-            usual = rate(broker, load)
-            memory, most["memory"], waited = most["memory"], 0.0, waited_s(broker)
-            checkpointer = broker.checkpointer().pid
+            share_waited(broker)
+            memory, most["memory"] = most["memory"], 0.0
+            checkpointer, before = broker.checkpointer().pid, load.accepted
             with slow(checkpointer):
-                slowed = rate(broker, load)
-            assert waited_s(broker) - waited > PHASE_S / 10
-            again = rate(broker, load)
+                slowed = share_waited(broker)
+            assert load.accepted > before
+            assert slowed > 0.1
+            eventually(lambda: share_waited(broker) < slowed / 2, "less waiting")
         finally:
             load.stop()
         assert not load.failed, (load.failed, broker.log())
-        assert 0 < slowed < 0.7 * usual
-        assert again > 1.5 * slowed
         assert load.slowest_s < LONGEST_WAIT_S
         assert most["peeklock_log_young_bytes"] <= LOG_BYTES + SEGMENT_BYTES
         assert most["peeklock_log_disk_bytes"] <= LOG_BYTES + 3 * SEGMENT_BYTES
