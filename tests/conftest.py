@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 from xdist.scheduler import LoadScopeScheduling
 
-from tests import caller, tiers
+from tests import again, caller, tiers
 from tests.examples import examples
 
 __all__ = ["caller"]  # importing it is what counts
@@ -68,7 +68,8 @@ class ByGroup(LoadScopeScheduling):
         return TABLE.group_of(nodeid)
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
+    again.keep(config, terminalreporter, exitstatus)
     if config.getoption("tier") == tiers.CHANGE:
         terminalreporter.write_line("Longer tests were left out; make test-all runs all.")
 
