@@ -79,9 +79,11 @@ def _run(*command: str | Path, cwd: Path, **environment: str) -> None:
 
 def _python(*requirements: Path) -> Callable[[Path], None]:
     def install(directory: Path) -> None:
-        _run(sys.executable, "-m", "venv", "--clear", directory / "venv", cwd=directory)
-        pip = (directory / "venv" / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-        _run(*pip, *(f"--requirement={file}" for file in requirements), cwd=directory)
+        # Our own pip installs, and only what is imported is compiled: that takes a fifth of the time.
+        _run(sys.executable, "-m", "venv", "--clear", "--without-pip", directory / "venv", cwd=directory)
+        pip = (sys.executable, "-m", "pip", "--python", directory / "venv" / "bin" / "python")
+        options = ("--quiet", "--disable-pip-version-check", "--no-compile")
+        _run(*pip, "install", *options, *(f"--requirement={file}" for file in requirements), cwd=directory)
 
     return install
 
