@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.interop.scenarios import SDKS, applicable
 from tests.sources import ROOT
 from tests.tiers import CHANGE, LANDING, NIGHTLY, TIERS, Tiers, read
 
@@ -59,6 +60,16 @@ def test_a_file_is_a_group_unless_its_tests_are_said_to_run_side_by_side():
     assert first == second != third
     assert TABLE.group_of("tests/slow/test_sdks.py::test_other") == "tests/slow/test_sdks.py::test_other"
     assert TABLE.group_of("tests/slow/test_waits.py::test_a") != TABLE.group_of("tests/slow/test_waits.py::test_b")
+
+
+def test_an_sdk_runs_once_on_each_broker():
+    runs = [(sdk, form) for sdk in SDKS for form in ("plain", "partitioned")]
+    groups = {
+        read().group_of(f"tests/interop/test_interop.py::test_scenario[{sdk}-{form}-{scenario.id}]")
+        for sdk, form in runs
+        for scenario in applicable(sdk, partitioned=form == "partitioned")
+    }
+    assert len(groups) == len(runs)
 
 
 def test_the_longest_begin_first():

@@ -205,11 +205,12 @@ def test_a_client_with_a_key_may_have_thousands_of_links_within_a_bound(broker):
         listener.join()
     with Memory(broker) as memory, RawPeer.connect(broker.amqp_port) as peer:
         frames = []
-        for handle in range(9000):
-            channel = 1 + handle // 250
-            if handle % 250 == 0:
+        of_handles = [attach(handle, name="l0000", properties=MANY) for handle in range(250)]
+        for number in range(9000):
+            channel, handle = 1 + number // 250, number % 250
+            if handle == 0:
                 frames.append(performative(channel, BEGIN, [None, UInt(0), UInt(9), UInt(9)]))
-            frame = attach(handle % 250, name=f"l{handle}", properties=MANY)
+            frame = of_handles[handle].replace(b"l0000", b"l%04d" % number)
             frames.append(frame[:6] + channel.to_bytes(2, "big") + frame[8:])
         condition, text = say_until_cut_off(peer, frames)
         assert (condition, text.split(" take ")[0]) == (LIMIT, "The sessions and links of the connection")
