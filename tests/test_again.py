@@ -83,6 +83,13 @@ def test_a_run_that_was_not_complete_is_not_tried_again(project: Project) -> Non
     assert project.again().returncode == 1
 
 
+def test_without_a_cache_tests_run_as_well(project: Project) -> None:
+    project.has_tests({1})
+    done = project.run("pytest", "-p", "no:cacheprovider")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert project.again().returncode == 1
+
+
 def test_what_passed_is_not_tried_again(project: Project) -> None:
     project.has_tests(set())
     assert project.run("pytest").returncode == 0
