@@ -13,10 +13,11 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests import again, caller, tiers
 from tests.examples import examples
+from tests.patience import PATIENCE_S
 
 __all__ = ["caller"]  # importing it is what counts
 
-TEST_SECONDS = 180  # many run beside each other, some with the lowest priority
+TEST_SECONDS = 1.5 * PATIENCE_S  # so that a wait that is in vain says what it waited for
 ROOT = Path(__file__).parents[1]
 PROCESSES_PER_CPU = 3  # most tests of brokers wait
 TABLE = tiers.read()

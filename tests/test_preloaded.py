@@ -13,7 +13,7 @@ import pytest
 from bench.processes import command_of
 from broker import __version__
 from tests import preloaded
-from tests.end_to_end.health import eventually
+from tests.patience import eventually
 
 COMMAND = (sys.executable, "-m", "broker.cli")
 CONFIG = "amqp.port = 0\nhttp.port = 0\nops.port = 0\n"

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import time
 import urllib.request
 from pathlib import Path
 
@@ -17,17 +16,11 @@ from tests.capture.checks import captured_rows
 from tests.capture.journal_server import Journal, JournalServer
 from tests.capture.synthetic_rows import EPOCH, row
 from tests.pairing.commands import Command
+from tests.patience import eventually
 from tests.ports import free_ports
 
 NAMESPACE = "sample"
 OPTIONS = ["--once", "--connection-string", "Endpoint=sb://localhost", "--http-endpoint", "http://localhost:1"]
-
-
-def eventually(is_so, seconds=30.0):
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.02)
 
 
 def expected(journal: Journal) -> dict[tuple[int, str], list[dict[str, object]]]:
@@ -67,9 +60,9 @@ def test_standing_it_follows_and_writes_what_waits_when_it_is_stopped(tmp_path):
     [ops] = free_ports(1)
     with JournalServer(journal) as server:
         with capture(tmp_path, server, "--roll-time", "100ms", "--ops-port", ops) as command:
-            eventually(lambda: len(captured_rows(tmp_path / "captured").get((0, EPOCH), [])) == 10)
+            eventually(lambda: len(captured_rows(tmp_path / "captured").get((0, EPOCH), [])) == 10, "the first")
             journal.stable = [700]
-            eventually(lambda: len(captured_rows(tmp_path / "captured")[0, EPOCH]) == 700)
+            eventually(lambda: len(captured_rows(tmp_path / "captured")[0, EPOCH]) == 700, "the rest")
             with urllib.request.urlopen(f"http://127.0.0.1:{ops}/metrics") as answer:
                 metrics = answer.read().decode()
             assert "peeklock_capture_rows_total 700.0" in metrics
@@ -77,9 +70,9 @@ def test_standing_it_follows_and_writes_what_waits_when_it_is_stopped(tmp_path):
             assert command.end(signal.SIGTERM) == 0, command.err
         journal.stable = [900]
         with capture(tmp_path, server, "--roll-time", "1h") as command:
-            eventually(lambda: any("from=700" in each for each in journal.requests))
+            eventually(lambda: any("from=700" in each for each in journal.requests), "it asks for more")
             journal.stable = [901]
-            eventually(lambda: any("from=900" in each for each in journal.requests))
+            eventually(lambda: any("from=900" in each for each in journal.requests), "it asks for more")
             assert command.end(signal.SIGTERM) == 0, command.err
     rows = captured_rows(tmp_path / "captured")
     journal.stable = [len(rows[0, EPOCH])]
@@ -102,7 +95,10 @@ def test_the_journal_is_told_what_is_captured_and_not_what_waits(tmp_path):
         assert journal.told == [told(2000)]
         journal.stable = [2100, 2100]
         with capture(tmp_path, server, "--roll-time", "1h", *options) as command:
-            eventually(lambda: "/$journal" in journal.requests[-1:] and any("from=2000" in x for x in journal.requests))
+            eventually(
+                lambda: "/$journal" in journal.requests[-1:] and any("from=2000" in x for x in journal.requests),
+                "all is asked for",
+            )
             assert journal.told == [told(2000)] * 2
             assert command.end(signal.SIGTERM) == 0, command.err
         assert journal.told == [told(2000), told(2000), told(2100)]
@@ -137,7 +133,7 @@ def test_standing_it_waits_for_a_broker_that_is_away(tmp_path):
     ]
     journal.cuts_left, journal.cut_after_bytes = 2, 30_000
     with JournalServer(journal) as server, capture(tmp_path, server, "--roll-time", "100ms") as command:
-        eventually(lambda: len(captured_rows(tmp_path / "captured").get((0, EPOCH), [])) == 1200)
+        eventually(lambda: len(captured_rows(tmp_path / "captured").get((0, EPOCH), [])) == 1200, "all")
         assert command.end(signal.SIGINT) == 0, command.err
     assert journal.cuts_left == 0
     assert "status 503" in command.err
@@ -299,12 +295,12 @@ def test_a_restored_partition_begins_anew_beside_what_is_captured(tmp_path):
 def test_a_second_capture_of_a_folder_is_refused(tmp_path):
     journal = Journal(partitions=1, stable=10)
     with JournalServer(journal) as server, capture(tmp_path, server, "--roll-time", "50ms") as command:
-        eventually(lambda: captured_rows(tmp_path / "captured"))
+        eventually(lambda: captured_rows(tmp_path / "captured"), "the first")
         result = CliRunner().invoke(app, ["capture", str(tmp_path / "captured"), "--once", *server.options])
         assert result.exit_code == 1
         assert f"is written by another capture: process {command.process.pid}" in result.stderr
         journal.stable = [20]
-        eventually(lambda: len(captured_rows(tmp_path / "captured")[0, EPOCH]) == 20)
+        eventually(lambda: len(captured_rows(tmp_path / "captured")[0, EPOCH]) == 20, "all")
         assert command.end(signal.SIGTERM) == 0
 
 

@@ -8,11 +8,11 @@ from typing import Self
 
 import trustme
 
-from tests.brokers import START_TIMEOUT_S, Broker
+from tests.brokers import Broker
 from tests.cluster.hosts import Host
-from tests.end_to_end.health import eventually
 from tests.end_to_end.raw_peer import RawPeer
 from tests.end_to_end.raw_requests import Node
+from tests.patience import eventually
 from tests.ports import free_ports
 
 HOST = "127.0.0.1"
@@ -90,7 +90,7 @@ class Machine(Broker):
 
     def wait_until_told(self) -> None:
         """As `wait_until_ready`, where its operations endpoint cannot be reached."""
-        eventually(lambda: b" is ready." in self.log_file.read_bytes(), "it says so", START_TIMEOUT_S)
+        eventually(lambda: b" is ready." in self.log_file.read_bytes(), "it says so")
 
 
 class Cluster:

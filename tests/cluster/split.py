@@ -26,7 +26,7 @@ from tests.cluster.machines import Certificates, Machine
 from tests.crash_ledger.ledger import Breach, Ledger, Summary, Violation
 from tests.crash_ledger.links import Login
 from tests.crash_ledger.load import Load, Mix
-from tests.end_to_end.health import eventually
+from tests.patience import eventually
 
 PARTITIONS = 4
 PORT = 5680
@@ -117,7 +117,7 @@ class Troubles:
     def _process(self, name: str) -> psutil.Process:
         machine = self._machines[name]
         kind = "broker.worker" if machine.owned else "broker.gateway"
-        [process] = eventually(lambda: machine.running_as(kind), "it runs", 20)
+        [process] = eventually(lambda: machine.running_as(kind), "it runs")
         return process
 
     def _move(self) -> None:

@@ -13,11 +13,11 @@ from protocol.codec import Symbol
 from tests.brokers import REPOSITORY
 from tests.capture.checks import captured_rows
 from tests.cluster.machines import Cluster, Machine
-from tests.end_to_end.health import eventually
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, Closed, RawPeer, body_of, message
 from tests.end_to_end.raw_requests import Node
 from tests.end_to_end.test_catalog_at_run_time import NODE, create, receive, send, update
 from tests.end_to_end.test_moving_entities import move
+from tests.patience import eventually
 
 CONFIG = """
 [[queues]]
@@ -86,7 +86,7 @@ def test_a_worker_is_added_while_clients_send(cluster: Cluster, tmp_path: Path) 
     for machine in old:
         count = sender.accepted
         restart(machine)
-        eventually(lambda count=count: sender.accepted > count + 10, "sending goes on", 20)
+        eventually(lambda count=count: sender.accepted > count + 10, "sending goes on")
     sent = sender.stop() + moving.stop()
     with RawPeer.connect(cluster.gateways[1].amqp_port) as peer:
         node = Node(peer, NODE)

@@ -16,11 +16,11 @@ from protocol.nodes.sas_tokens import generate
 from storage.store import Table
 from tests.brokers import KEY, KEY_NAME
 from tests.cluster.machines import Certificates, Cluster, Machine
-from tests.end_to_end.health import eventually
 from tests.end_to_end.raw_peer import ACCEPTED, DETACH, DISPOSITION, TRANSFER, RawPeer, body_of, message
 from tests.end_to_end.raw_requests import Node
 from tests.end_to_end.test_catalog_at_run_time import NODE, create, receive, send, update
 from tests.logs import open_tables
+from tests.patience import eventually
 
 PARTITIONS = 4
 CONFIG = """
@@ -396,7 +396,6 @@ def test_links_end_when_the_worker_of_their_entity_is_gone_and_locks_with_it(clu
     eventually(
         lambda: worker.get("/readyz")[0] == 200 and all(g.get("/readyz")[0] == 200 for g in cluster.gateways),
         "ready again",
-        15,
     )
     peer.settle(first.fields[1])
     assert peer.expect(DISPOSITION).fields[4].descriptor != ACCEPTED

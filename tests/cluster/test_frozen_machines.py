@@ -33,9 +33,10 @@ from tests.cluster.under_way import (
     sends,
     unknown,
 )
-from tests.end_to_end.health import eventually, logged
+from tests.end_to_end.health import logged
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, RawPeer, body_of, error_of, message
 from tests.end_to_end.test_catalog_at_run_time import receive, send
+from tests.patience import eventually
 from tests.shims import NoCompiler, make_shim
 
 
@@ -52,7 +53,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture
 def gateway(cluster: Cluster) -> Machine:
     """All is well, and its queues are empty."""
-    eventually(lambda: all(each.get("/readyz")[0] == 200 for each in cluster.machines), "all are ready", 20)
+    eventually(lambda: all(each.get("/readyz")[0] == 200 for each in cluster.machines), "all are ready")
     return cluster.gateways[0]
 
 
@@ -78,7 +79,7 @@ def test_messages_without_a_key_go_elsewhere_when_their_machine_is_silent(cluste
                 assert answer.fields[4].descriptor == ACCEPTED, error_of(answer)
                 assert answer.fields[2] in (None, answer.fields[1])
             assert SILENCE_S - LOOK_SECONDS < time.monotonic() - began < ANSWERED_S + LATE_S
-        eventually(lambda: gateway.get("/readyz")[0] == 200, "it goes on", 20)
+        eventually(lambda: gateway.get("/readyz")[0] == 200, "it goes on")
         assert receive(peer, "wide", count) == sorted(b"%d" % number for number in range(count))
 
 
@@ -98,7 +99,7 @@ def test_locks_of_a_frozen_gateway_end(cluster, gateway):
             assert outcome_of(waiting) == ""
         holder.settle(first.fields[1])
         assert outcome_of(holder) != ""
-        eventually(lambda: gateway.get("/readyz")[0] == 200, "it goes on", 20)
+        eventually(lambda: gateway.get("/readyz")[0] == 200, "it goes on")
         send(holder, QUEUE, b"it serves again")
         assert receive(waiting, QUEUE, 1) == [b"it serves again"]
 
@@ -133,7 +134,7 @@ def test_a_worker_that_waits_for_its_disk_longer_than_silence_lasts_is_waited_fo
         worker, [gateway] = cluster.of(1), cluster.gateways
         worker.prefix = ("env", f"LD_PRELOAD={shim}", f"SLOW_DISK={control}")
         worker.restart()
-        eventually(lambda: gateway.get("/readyz")[0] == 200, "it is back", 20)
+        eventually(lambda: gateway.get("/readyz")[0] == 200, "it is back")
         with RawPeer.connect(gateway.amqp_port) as peer:
             handle = peer.attach_sender(QUEUE)
             control.with_suffix(".new").write_text(f"{SYNC_S * 1e6:.0f} {worker.worker().pid}")
@@ -167,7 +168,7 @@ def test_who_reads_the_journal_of_a_frozen_machine_is_told(tmp_path: Path) -> No
             began = time.monotonic()
             assert http(gateway, "GET", "/$journal?current=1") == 503
             assert time.monotonic() - began < ANSWERED_S + LATE_S
-        eventually(lambda: http(gateway, "GET", "/$journal?current=1") == 200, "it goes on", 20)
+        eventually(lambda: http(gateway, "GET", "/$journal?current=1") == 200, "it goes on")
         assert "Traceback" not in gateway.log_file.read_text(), gateway.log()
 
 

@@ -20,7 +20,7 @@ from tests.cluster.under_way import (
     answers_while,
     unknown,
 )
-from tests.end_to_end.health import eventually
+from tests.patience import eventually
 
 PORT = 5680
 WORKERS = ("worker0", "worker1")
@@ -54,7 +54,7 @@ class Scene:
 
         def run() -> None:
             try:
-                eventually(lambda: gateway.get("/readyz")[0] == 200, "it is ready", 20)
+                eventually(lambda: gateway.get("/readyz")[0] == 200, "it is ready")
                 work(gateway)
             except BaseException as error:
                 failed.append(error)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from broker.catalog.catalog import home_partition
 from tests.cluster.machines import Cluster, Machine
-from tests.end_to_end.health import eventually
 from tests.end_to_end.raw_peer import RawPeer
 from tests.end_to_end.test_catalog_at_run_time import receive, send
+from tests.patience import eventually
 
 QUEUE = next(name for name in map("q{}".format, range(99)) if home_partition(name, 4) in (1, 3))
 CONFIG = f"""
@@ -38,10 +38,10 @@ def test_a_new_empty_volume_of_a_worker_is_told_by_it_and_by_the_home(tmp_path: 
         other.stop()
         shutil.rmtree(other.data_dir)
         other.start()
-        eventually(lambda: told(other) == [1, 3], "it is told", 20)
+        eventually(lambda: told(other) == [1, 3], "it is told")
         assert told(home) == [1, 3]
         with RawPeer.connect(gateway.amqp_port) as peer:
-            eventually(lambda: not_refused(peer), "it serves", 20)
+            eventually(lambda: not_refused(peer), "it serves")
             assert receive(peer, QUEUE, 1) == [b"new"]
         other.stop()
         joined = other.log_file.read_text().count("catalog received")

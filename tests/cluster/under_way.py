@@ -11,10 +11,10 @@ from broker.catalog.catalog import home_partition
 from protocol.nodes.sas_tokens import generate
 from tests.brokers import KEY, KEY_NAME
 from tests.cluster.machines import Machine
-from tests.end_to_end.health import eventually
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, FLOW, TRANSFER, RawPeer, error_of, message
 from tests.end_to_end.raw_requests import Node
 from tests.end_to_end.test_catalog_at_run_time import receive, send
+from tests.patience import eventually
 
 PARTITIONS = 4
 SILENCE_S = 3.0
@@ -156,7 +156,7 @@ def answers_while(
                 put=lambda: http(gateway, "PUT", f"/{new_queue}", ENTRY),
             )
             answers = under_way.answers()
-        eventually(lambda: gateway.get("/readyz")[0] == 200, "it goes on", 20)
+        eventually(lambda: gateway.get("/readyz")[0] == 200, "it goes on")
     with RawPeer.connect(gateway.amqp_port) as peer:
         send(peer, queue, b"the last")
         assert receive(peer, queue, 2) == [b"locked", b"the last"]

@@ -24,7 +24,7 @@ from tests.crash_ledger.links import Login
 from tests.crash_ledger.load import Load, Mix
 from tests.crash_ledger.workers import Workers
 from tests.end_to_end.health import is_ready
-from tests.end_to_end.raw_peer import PATIENCE_S
+from tests.patience import PATIENCE_S
 
 QUEUE = "ledger"
 # The delivery limit is out of reach, or messages that crashes interrupt would be dead-lettered; locks outlive the run.

@@ -10,7 +10,7 @@ from tests.crash_ledger.ledger import Breach, Ledger, Outcome
 from tests.crash_ledger.links import Login, Receiver, Sender
 from tests.crash_ledger.load import Load, Mix
 from tests.crash_ledger.run import CONFIG, QUEUE, Victim, kill, run
-from tests.end_to_end.raw_peer import PATIENCE_S
+from tests.patience import PATIENCE_S
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import yaml
 from aiohttp import web
 
-from tests.end_to_end.raw_peer import PATIENCE_S
+from tests.patience import PATIENCE_S
 
 Object = dict[str, Any]
 

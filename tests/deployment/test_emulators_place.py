@@ -17,10 +17,10 @@ from proton.utils import BlockingConnection
 
 from protocol.nodes.sas_tokens import generate
 from tests.brokers import KEY, KEY_NAME, REPOSITORY
-from tests.end_to_end.health import eventually
 from tests.end_to_end.raw_peer import RawPeer
 from tests.end_to_end.raw_requests import Node, put_token, token_for
 from tests.operations.test_deploy import environment, only
+from tests.patience import eventually
 from tests.ports import free_ports
 
 CONFIG = REPOSITORY / "tests" / "configuration" / "Config.json"
@@ -98,7 +98,7 @@ def test_the_emulators_file_mounted_where_the_emulator_has_it_is_enough(root, st
     (http_port,) = free_ports(1)
     broker = Container(root, **EMULATORS, EMULATOR_HTTP_PORT=str(http_port))
     started.append(broker)
-    eventually(lambda: "Emulator Service is Successfully Up!" in broker.said(), "what tools wait for", 30)
+    eventually(lambda: "Emulator Service is Successfully Up!" in broker.said(), "what tools wait for")
     address = f"http://localhost:{http_port}"
     with urllib.request.urlopen(f"{address}/health", timeout=20) as answer:
         assert (answer.status, json.load(answer)) == (200, HEALTHY)
@@ -118,7 +118,7 @@ def test_without_that_file_the_image_has_its_own_and_tells_clients_of_the_emulat
     (http_port,) = free_ports(1)
     broker = Container(root, **EMULATORS, EMULATOR_HTTP_PORT=str(http_port), PEEKLOCK_HTTP__PORT=str(http_port))
     started.append(broker)
-    eventually(lambda: "is ready" in broker.said(), "its start", 30)
+    eventually(lambda: "is ready" in broker.said(), "its start")
     assert "Emulator Service" not in broker.said()
     with RawPeer.anonymous(broker.amqp_port) as peer:
         refused = put_token(Node(peer, "$cbs"), "orders", token_for("orders"))

@@ -19,7 +19,7 @@ from broker.settings.sources import load
 from tests.brokers import REPOSITORY
 from tests.deployment.command_line import options
 from tests.deployment.manifests import image_environment
-from tests.end_to_end.health import eventually
+from tests.patience import eventually
 from tests.ports import free_ports
 
 PAIRING: Final = REPOSITORY / "deploy" / "pairing"
@@ -175,7 +175,7 @@ class Containers:
         return done.returncode == 0
 
     def wait_for(self, name: str) -> None:
-        eventually(lambda: self.is_healthy(name), f"{name}: {self.log(name).read_text()[-2000:]}", START_SECONDS)
+        eventually(lambda: self.is_healthy(name), f"{name}: {self.log(name).read_text()[-2000:]}")
 
     def log(self, name: str) -> Path:
         return self._here / f"{name}.log"
@@ -234,7 +234,7 @@ def test_the_syphon_brings_what_lies_in_the_backlog(containers):
     containers.wait_for("syphon")
     backlog = "localhost/x-servicebus-transfer/0"
     containers.peeklock("secondary", "send", backlog, "--body", "x", "--property", "x-ms-path=orders")
-    eventually(lambda: containers.active("primary") == {"orders": 1}, "a message moved", 20)
+    eventually(lambda: containers.active("primary") == {"orders": 1}, "a message moved")
     assert containers.active("secondary") == {}
     assert containers.stop("syphon") == 0
 
@@ -250,17 +250,17 @@ def test_the_application_sends_through_an_outage(containers):
     for name in ("sidecar", "syphon"):
         containers.wait_for(name)
     containers.start_application()
-    eventually(lambda: containers.active("primary"), "a message in the primary", 30)
+    eventually(lambda: containers.active("primary"), "a message in the primary")
     assert containers.stop("syphon") == 0
     assert containers.stop("primary") == 0
     assert containers.is_healthy("sidecar")
-    eventually(lambda: sum(containers.active("secondary").values()) > 1, "messages in the backlog", 60)
+    eventually(lambda: sum(containers.active("secondary").values()) > 1, "messages in the backlog")
     containers.start("primary")
     containers.wait_for("primary")
     before = containers.active("primary")["orders"]
-    eventually(lambda: containers.active("primary")["orders"] > before, "sends to the primary again", 60)
+    eventually(lambda: containers.active("primary")["orders"] > before, "sends to the primary again")
     assert sum(containers.active("secondary").values()) > 1
     containers.start("syphon")
-    eventually(lambda: containers.active("secondary") == {}, "an empty backlog", 60)
+    eventually(lambda: containers.active("secondary") == {}, "an empty backlog")
     for name in ("sidecar", "syphon"):
         assert containers.stop(name) == 0

@@ -2,8 +2,6 @@
 
 import re
 import time
-from collections.abc import Callable
-from typing import Any
 
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
@@ -11,7 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from broker.catalog.catalog import home_partition
 from storage.data_dir import partition_path
 from tests.brokers import Broker
-from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, PATIENCE_S, TRANSFER, RawPeer, body_of, message
+from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, RawPeer, body_of, message
+from tests.patience import PATIENCE_S
 
 WITNESS = "witness"
 
@@ -69,15 +68,6 @@ def is_ready(broker: Broker) -> bool:
         return broker.get("/readyz")[0] == 200
     except OSError:  # nobody listens
         return False
-
-
-def eventually(condition: Callable[[], Any], what: str, within_s: float = PATIENCE_S) -> Any:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if result := condition():
-            return result
-        time.sleep(0.02)
-    raise AssertionError(f"not within {within_s} s: {what}")
 
 
 def logged(broker: Broker, pattern: str) -> bool:

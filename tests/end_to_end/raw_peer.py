@@ -21,6 +21,7 @@ from protocol.codec import Described, Symbol, UByte, UInt, ULong, UShort, decode
 from protocol.engine.sasl import SASL_HEADER, plain_response
 from protocol.symbols import AMQP_HEADER
 from tests.brokers import KEY, KEY_NAME
+from tests.patience import PATIENCE_S
 from tests.whole_frames import require_whole
 
 OPEN, BEGIN, ATTACH, FLOW, TRANSFER, DISPOSITION, DETACH, END, CLOSE = range(0x10, 0x19)
@@ -29,7 +30,6 @@ RECEIVED, ACCEPTED, REJECTED, RELEASED, MODIFIED = range(0x23, 0x28)
 BATCH_FORMAT = 0x80013700
 HEARTBEAT = bytes.fromhex("0000000802000000")
 
-PATIENCE_S = 30.0  # only a test that fails waits so long
 PYTHON = "azsdk-python-servicebus"  # the product of an SDK that reads fields by position
 
 

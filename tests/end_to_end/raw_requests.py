@@ -7,7 +7,8 @@ from uuid import UUID
 from protocol.codec import Described, ULong, decode, encode
 from protocol.nodes.sas_tokens import generate
 from tests.brokers import KEY, KEY_NAME
-from tests.end_to_end.raw_peer import PATIENCE_S, TRANSFER, RawPeer
+from tests.end_to_end.raw_peer import TRANSFER, RawPeer
+from tests.patience import PATIENCE_S
 
 
 class Response(NamedTuple):

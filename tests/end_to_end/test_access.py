@@ -13,7 +13,7 @@ from protocol.engine.sasl import SASL_HEADER, plain_response
 from protocol.nodes.sas_tokens import generate
 from protocol.symbols import AMQP_HEADER
 from tests.brokers import KEY, KEY_NAME
-from tests.end_to_end.health import eventually, metrics
+from tests.end_to_end.health import metrics
 from tests.end_to_end.raw_peer import (
     ACCEPTED,
     ATTACH,
@@ -32,6 +32,7 @@ from tests.end_to_end.raw_peer import (
 )
 from tests.end_to_end.raw_requests import Node, put_token, token_for
 from tests.end_to_end.raw_transactions import Coordinator
+from tests.patience import eventually
 
 PEEK = "com.microsoft:peek-message"
 PEEK_BODY = {"from-sequence-number": Long(0), "message-count": Int(1)}

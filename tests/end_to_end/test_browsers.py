@@ -9,7 +9,7 @@ import pytest
 from protocol.codec import Described, Symbol, UInt, ULong, decode
 from tests.brokers import Broker
 from tests.caller import WORKERS
-from tests.end_to_end.health import assert_unharmed, eventually, process_ids
+from tests.end_to_end.health import assert_unharmed, process_ids
 from tests.end_to_end.raw_peer import (
     ACCEPTED,
     ATTACH,
@@ -33,6 +33,7 @@ from tests.end_to_end.raw_requests import Node
 from tests.end_to_end.raw_transactions import Coordinator
 from tests.end_to_end.test_catalog_at_run_time import NODE, create, delete, update
 from tests.end_to_end.test_receiving import fill, number_of, purge
+from tests.patience import eventually
 
 PARTITIONS = 4
 SEVERAL = 2  # workers
@@ -489,8 +490,8 @@ def test_a_worker_is_killed(tmp_path: Path) -> None:
         for worker in broker.worker_processes():
             worker.kill()
         with RawPeer.connect(broker.amqp_port) as other:
-            eventually(lambda: _sends(other, "orders"), "sent", 30)
-            eventually(lambda: _sends(other, "spread"), "sent", 30)
+            eventually(lambda: _sends(other, "orders"), "sent")
+            eventually(lambda: _sends(other, "spread"), "sent")
         found += [peer.expect(TRANSFER, 30) for _ in range(2)]
         assert sorted(frame.fields[0] for frame in found[-2:]) == [link.theirs for link in links]
         assert len(numbers(browse(peer, "orders"))) == 5

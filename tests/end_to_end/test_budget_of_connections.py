@@ -17,6 +17,7 @@ from protocol.nodes.sas_tokens import generate
 from tests.brokers import KEY, KEY_NAME, Broker
 from tests.end_to_end.health import assert_unharmed, metrics, process_ids
 from tests.end_to_end.raw_peer import CLOSE, TRANSFER, RawPeer, error_of, performative, source
+from tests.patience import eventually
 
 MIB = 1 << 20
 BUDGET = 256 * MIB
@@ -89,13 +90,6 @@ class Honest:
 
 def grown(broker):
     return broker.gateway().memory_info().rss - broker.started_bytes
-
-
-def eventually(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def unfinished(broker, held):
@@ -171,7 +165,7 @@ def test_hostile_peers_get_no_more_than_the_budget_and_an_honest_client_goes_on(
                     stranger(broker, held)
             most = max(most, grown(broker))
         passed = honest.passed
-        eventually(lambda: honest.passed > passed + 10 or honest.problem)
+        eventually(lambda: honest.passed > passed + 10 or honest.problem, "messages of the honest")
         most = max(most, grown(broker))
         assert metrics(broker)["peeklock_connections_held_bytes",] < BUDGET
         for peer in held:
@@ -179,7 +173,7 @@ def test_hostile_peers_get_no_more_than_the_budget_and_an_honest_client_goes_on(
     assert honest.problem is None
     assert most < BUDGET * 1.75
     assert_unharmed(broker, before)
-    eventually(lambda: grown(broker) < BUDGET // 4)
+    eventually(lambda: grown(broker) < BUDGET // 4, "memory is free again")
 
 
 def test_the_largest_is_ended_and_told_why(broker):

@@ -16,7 +16,7 @@ from protocol.codec import Array
 from protocol.lock_tokens import uuid_of
 from storage.store import Table
 from tests.brokers import KEY, Broker
-from tests.end_to_end.health import assert_unharmed, eventually, is_ready, process_ids, serves, worker_of
+from tests.end_to_end.health import assert_unharmed, is_ready, process_ids, serves, worker_of
 from tests.end_to_end.raw_peer import (
     ACCEPTED,
     DETACH,
@@ -31,6 +31,7 @@ from tests.end_to_end.raw_peer import (
 )
 from tests.end_to_end.raw_requests import Node, Response
 from tests.logs import open_tables
+from tests.patience import eventually
 
 PARTITIONS, WORKERS = 4, 2
 NODE = "$management"

@@ -14,8 +14,9 @@ from storage.log.reading import LogOnDisk, Segment
 from storage.log.recovery import log_directory
 from storage.log.segments import segment_numbers, segment_path
 from tests.brokers import Broker, BrokerFailed
-from tests.end_to_end.health import elsewhere, eventually, metrics, send_numbers
+from tests.end_to_end.health import elsewhere, metrics, send_numbers
 from tests.end_to_end.raw_peer import DISPOSITION, TRANSFER, RawPeer, body_of, error_of, message
+from tests.patience import eventually
 
 CONFIG = """
 partitions = 2

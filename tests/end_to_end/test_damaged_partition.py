@@ -10,8 +10,9 @@ from storage.data_dir import partition_path
 from storage.lmdb_store import DATA_FILE
 from tests.brokers import Broker, BrokerFailed
 from tests.damaged_stores import damage, lone_branch, zeros
-from tests.end_to_end.health import elsewhere, eventually, is_ready, metrics, send_numbers
+from tests.end_to_end.health import elsewhere, is_ready, metrics, send_numbers
 from tests.end_to_end.raw_peer import DISPOSITION, TRANSFER, RawPeer, body_of, error_of, message
+from tests.patience import eventually
 
 CONFIG = """
 partitions = 2

@@ -19,9 +19,10 @@ from storage.lmdb_store import LmdbStore
 from storage.records import encode_document, idle_key
 from storage.store import Table
 from tests.brokers import Broker
-from tests.end_to_end.health import eventually, logged, metrics, process_ids, serves
+from tests.end_to_end.health import logged, metrics, process_ids, serves
 from tests.end_to_end.raw_peer import ATTACH, DETACH, DISPOSITION, TRANSFER, RawPeer, error_of, message
 from tests.logs import open_tables
+from tests.patience import eventually
 
 PARTITIONS = 4
 INTERVAL_MS = 300_000
@@ -199,7 +200,7 @@ def assert_goes(broker: Broker, within_s: float) -> None:
                 return False
             return error_of(peer.expect(DETACH))[0] == NOT_FOUND
 
-        eventually(is_missing, "the catalog has it no more", within_s)
+        eventually(is_missing, "the catalog has it no more")
     eventually(lambda: broker.get("/readyz")[0] == 200, "ready")
     serves(broker.amqp_port)
     broker.stop()

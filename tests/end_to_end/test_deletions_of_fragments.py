@@ -8,7 +8,7 @@ from protocol.symbols import TRANSFER_DESTINATION_ADDRESS
 from storage.records import encode_document, idle_key
 from storage.store import Table
 from tests.brokers import Broker
-from tests.end_to_end.health import eventually, logged, metrics
+from tests.end_to_end.health import logged, metrics
 from tests.end_to_end.raw_peer import DETACH, DISPOSITION, TRANSFER, RawPeer, error_of, message
 from tests.end_to_end.test_deletions import (
     INTERVAL_MS,
@@ -22,6 +22,7 @@ from tests.end_to_end.test_deletions import (
     send,
     stored,
 )
+from tests.patience import eventually
 
 CONFIG = f"""
 partitions = {PARTITIONS}

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.brokers import Broker, running
-from tests.end_to_end.health import elsewhere, eventually, is_ready, logged, metrics, serves
+from tests.end_to_end.health import elsewhere, is_ready, logged, metrics, serves
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, Closed, RawPeer, body_of, error_of, message
 from tests.own_disk import OwnDisk, broker_on, own_disk_or_skip
+from tests.patience import eventually
 
 STALL_MS = 3000
 PATIENCE_S = 20.0
@@ -122,7 +123,7 @@ def test_a_disk_that_hangs_holds_up_answers_until_it_goes_on_and_nothing_accepte
     finally:
         disk.go_on()
     before.wait(PATIENCE_S)
-    eventually(lambda: broker.get("/readyz")[0] == 200, "it serves", PATIENCE_S)
+    eventually(lambda: broker.get("/readyz")[0] == 200, "it serves")
     found = received(broker, 50)
     assert {queue: [body for body in found[queue] if body != b"never accepted"] for queue in QUEUES} == bodies
     serves(broker.amqp_port)
@@ -167,7 +168,7 @@ def test_one_process_on_a_disk_that_hangs_answers_nothing_and_is_replaced_when_i
         disk.hang()
         try:
             peer.transfer(message(b"never accepted"), handle)
-            eventually(lambda: logged(broker, "process stalled"), "noticed", STALL_MS / 1000 + 10)
+            eventually(lambda: logged(broker, "process stalled"), "noticed")
             assert before.is_running(), "nothing ends a process that waits for its disk"
             with pytest.raises(OSError, match="timed out"):
                 broker.get("/livez", timeout_s=0.5)
@@ -176,7 +177,7 @@ def test_one_process_on_a_disk_that_hangs_answers_nothing_and_is_replaced_when_i
         with pytest.raises(Closed):
             peer.expect(DISPOSITION, PATIENCE_S)
     before.wait(PATIENCE_S)
-    eventually(lambda: is_ready(broker), "it serves", PATIENCE_S)
+    eventually(lambda: is_ready(broker), "it serves")
     found = received(broker, 50)
     assert {queue: [body for body in found[queue] if body != b"never accepted"] for queue in QUEUES} == bodies
 
@@ -236,17 +237,17 @@ def test_on_a_disk_that_others_have_filled_settling_goes_on_and_the_tables_take_
     for number in range(ROUNDS):
         at = number * A_ROUND
         assert settle(broker, A_ROUND) == bodies[at : at + A_ROUND]
-        eventually(lambda: checkpointed(broker), "the tables have all", PATIENCE_S)
+        eventually(lambda: checkpointed(broker), "the tables have all")
         if number == 1:
             broker.worker().kill()
-            eventually(lambda: logged(broker, "worker connected again"), "another goes on", PATIENCE_S)
-            eventually(lambda: broker.get("/readyz")[0] == 200, "it serves", PATIENCE_S)
+            eventually(lambda: logged(broker, "worker connected again"), "another goes on")
+            eventually(lambda: broker.get("/readyz")[0] == 200, "it serves")
         assert refusal(broker) == FULL
         assert disk.free_bytes() < 4096
     disk.empty()
     settled = ROUNDS * A_ROUND + 1
     assert settle(broker, 1) == bodies[settled - 1 : settled]
-    eventually(lambda: refusal(broker) is None, "messages are taken again", PATIENCE_S)
+    eventually(lambda: refusal(broker) is None, "messages are taken again")
     broker.kill()
     broker.start()
     found = received(broker, len(bodies))

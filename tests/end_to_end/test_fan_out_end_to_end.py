@@ -8,8 +8,9 @@ from protocol.client.connection import connect_to
 from protocol.client.messages import Message
 from protocol.codec import Timestamp
 from tests.brokers import Broker
-from tests.end_to_end.health import WITNESS, assert_undisturbed, eventually, metrics, process_ids
+from tests.end_to_end.health import WITNESS, assert_undisturbed, metrics, process_ids
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, RawPeer, message, outcome
+from tests.patience import eventually
 
 SUBSCRIPTIONS = 200
 MESSAGES = 1500  # due at once
@@ -77,5 +78,5 @@ def test_what_is_due_for_many_subscriptions_ends_no_worker(tmp_path):
             asyncio.run(bodies(broker, next(others), 50))
             return accepts(broker)
 
-        eventually(accepts_when_messages_are_received, "it takes a message of another", 40)
+        eventually(accepts_when_messages_are_received, "it takes a message of another")
         assert_undisturbed(broker, before)

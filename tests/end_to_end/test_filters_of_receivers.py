@@ -12,7 +12,7 @@ import pytest
 from protocol.codec import Described, Int, Symbol, UByte, ULong
 from tests.brokers import Broker
 from tests.caller import WORKERS
-from tests.end_to_end.health import assert_unharmed, eventually, process_ids
+from tests.end_to_end.health import assert_unharmed, process_ids
 from tests.end_to_end.raw_peer import (
     ACCEPTED,
     BATCH_FORMAT,
@@ -42,6 +42,7 @@ from tests.end_to_end.test_browsers import (
 )
 from tests.end_to_end.test_catalog_at_run_time import NODE, create, delete
 from tests.end_to_end.test_receiving import number_of, purge
+from tests.patience import eventually
 
 PARTITIONS = 4
 SEVERAL = 2  # workers
@@ -381,7 +382,7 @@ def test_many_compete_and_each_message_goes_to_one_that_selects_it(broker: Broke
     count = 300
     try:
         put(peer, queue, *[COLORS[number % 3] for number in range(count)])
-        eventually(lambda: sum(len(each.got) for each in consumers) >= count, "all received", 60)
+        eventually(lambda: sum(len(each.got) for each in consumers) >= count, "all received")
     finally:
         for each in consumers:
             each.stopped.set()

@@ -13,9 +13,10 @@ import pytest
 
 from storage.data_dir import partition_path
 from tests.brokers import Broker, running
-from tests.end_to_end.health import elsewhere, eventually, logged, metrics
+from tests.end_to_end.health import elsewhere, logged, metrics
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, RawPeer, body_of, error_of, message
 from tests.own_disk import MIB, OwnDisk, own_disk_or_skip
+from tests.patience import eventually
 
 PATIENCE_S = 20.0
 COMPLETED, LARGE = 50, 100
@@ -115,8 +116,8 @@ def test_a_full_disk_holds_up_its_own_partition_and_brings_nothing_back(disk: Ow
             peer.transfer(message(bytes(50_000)), large)
         accepted(peer, COMPLETED + LARGE)
         disk.fill(64 << 10)
-        eventually(lambda: "1" in refusing(broker), "the partition says it", PATIENCE_S)
-        eventually(lambda: "its store has no room" in refusing(broker)["1"], "and why", PATIENCE_S)
+        eventually(lambda: "1" in refusing(broker), "the partition says it")
+        eventually(lambda: "its store has no room" in refusing(broker)["1"], "and why")
         assert [*refusing(broker)] == ["1"]
         peer.transfer(message(b"one more"), large)
         assert error_of(peer.expect(DISPOSITION))[0] == "amqp:resource-limit-exceeded"
@@ -129,10 +130,10 @@ def test_a_full_disk_holds_up_its_own_partition_and_brings_nothing_back(disk: Ow
         peer.detach(receiver)
         began = time.monotonic()
         disk.empty()
-        eventually(lambda: logged(broker, "messages are taken again"), "there is room again", PATIENCE_S)
+        eventually(lambda: logged(broker, "messages are taken again"), "there is room again")
         assert time.monotonic() - began < 10, "it is seen at once, and said when no send was refused for five seconds"
         assert refusing(broker) == {}
-        eventually(lambda: metrics(broker)["peeklock_log_young_bytes", "0"] == 0, "the tables have all", PATIENCE_S)
+        eventually(lambda: metrics(broker)["peeklock_log_young_bytes", "0"] == 0, "the tables have all")
     broker.kill()
     verifies(disk, broker)
     broker.start()
@@ -189,7 +190,7 @@ def test_a_broker_whose_partition_has_not_a_free_byte_starts_and_serves_all(disk
         disk.fill()
         assert disk.free_bytes() == 0
         broker.start()
-        eventually(lambda: [*refusing(broker)] == ["1"], "the partition says it", PATIENCE_S)
+        eventually(lambda: [*refusing(broker)] == ["1"], "the partition says it")
         with RawPeer.connect(broker.amqp_port) as peer:
             assert sent(peer, here[1], [b"one more"]) == []
             left[0] += sent(peer, here[0], [b"taken %d" % number])
@@ -197,8 +198,8 @@ def test_a_broker_whose_partition_has_not_a_free_byte_starts_and_serves_all(disk
                 assert completed(peer, queue, 10) == left[each][:10]
                 del left[each][:10]
     disk.empty()
-    eventually(lambda: refusing(broker) == {}, "sends are taken again", PATIENCE_S)
-    eventually(lambda: metrics(broker)["peeklock_log_young_bytes", "0"] == 0, "the tables have all", PATIENCE_S)
+    eventually(lambda: refusing(broker) == {}, "sends are taken again")
+    eventually(lambda: metrics(broker)["peeklock_log_young_bytes", "0"] == 0, "the tables have all")
     broker.stop()
     verifies(disk, broker)
     broker.start()

@@ -10,7 +10,8 @@ import psutil
 import pytest
 
 from tests.brokers import Broker
-from tests.end_to_end.health import eventually, is_ready, logged, serves
+from tests.end_to_end.health import is_ready, logged, serves
+from tests.patience import eventually
 from tests.shims import NoCompiler, make_shim
 
 SHIM = Path(__file__).parents[1] / "partitioned" / "slow_disk.c"
@@ -65,7 +66,7 @@ def newcomer(broker: Broker, module: str, known: set[int]) -> psutil.Process:
                 return process
         return None
 
-    return eventually(found, f"{module} is started", PATIENCE_S)
+    return eventually(found, f"{module} is started")
 
 
 @pytest.mark.parametrize(("module", "further", "workers"), CASES)
@@ -81,8 +82,8 @@ def test_a_process_that_stops_as_soon_as_it_is_started_again_is_replaced(tmp_pat
         stopped.wait(PATIENCE_S)
         assert time.monotonic() - began > STALL_S - 1.5
         assert logged(broker, "stalled; killing it")
-        eventually(lambda: len(broker.running_as(module)) == len(known), "another has come", PATIENCE_S)
-        eventually(lambda: is_ready(broker), "it serves", PATIENCE_S)
+        eventually(lambda: len(broker.running_as(module)) == len(known), "another has come")
+        eventually(lambda: is_ready(broker), "it serves")
         serves(broker.amqp_port)
 
 
@@ -121,14 +122,14 @@ def test_a_start_on_a_slow_disk_may_take_five_times_as_long(tmp_path, slow, work
         killed = broker.worker()
         say(STALL_S / 2)
         killed.kill()
-        eventually(lambda: starts(broker) == 2, "it is started again", PATIENCE_S)
-        eventually(lambda: is_ready(broker), "it serves", PATIENCE_S)
+        eventually(lambda: starts(broker) == 2, "it is started again")
+        eventually(lambda: is_ready(broker), "it serves")
         took = re.findall(r'"seconds": ([0-9.]+), "event": "process ready"', broker.log_file.read_text())
         assert float(took[-1]) > 5 * STALL_S
         broker.kill()
         began = time.monotonic()
         said_before = broker.begin()
-        eventually(lambda: READY in broker.log_file.read_bytes()[said_before:], "it serves", 2 * PATIENCE_S)
+        eventually(lambda: READY in broker.log_file.read_bytes()[said_before:], "it serves")
         assert time.monotonic() - began > 5 * STALL_S
         say(0)
         serves(broker.amqp_port)

@@ -14,8 +14,9 @@ from storage.log.frames import BLOCK_BYTES
 from storage.log.recovery import log_directory
 from storage.log.segments import segment_numbers, segment_path
 from tests.brokers import Broker, BrokerFailed
-from tests.end_to_end.health import elsewhere, eventually, is_ready, logged, metrics, serves
+from tests.end_to_end.health import elsewhere, is_ready, logged, metrics, serves
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, Closed, RawPeer, body_of, error_of, message
+from tests.patience import eventually
 from tests.without_calls import OPENAT, without
 
 FAULTY_DISK = Path(__file__).with_name("faulty_disk")
@@ -112,11 +113,11 @@ def test_a_worker_whose_disk_hangs_is_replaced_and_nothing_accepted_is_lost(faul
         handle = peer.attach_sender("orders")
         said(fault, f"{call} wait")
         peer.transfer(message(b"in doubt"), handle)
-        eventually(lambda: logged(broker, "process stalled"), "noticed", STALL_MS / 1000 + 10)
+        eventually(lambda: logged(broker, "process stalled"), "noticed")
         before.wait(PATIENCE_S)
         fault.unlink()
         hears_nothing_for_sure(peer, workers)
-    eventually(lambda: is_ready(broker), "it serves", PATIENCE_S)
+    eventually(lambda: is_ready(broker), "it serves")
     serves(broker.amqp_port)
     bodies += send(broker, 3)
     found = received(broker, 24)
@@ -139,7 +140,7 @@ def test_a_worker_whose_disk_fails_ends_and_nothing_accepted_is_lost(faulty, cal
         fault.unlink()
         hears_nothing_for_sure(peer, workers)
     assert "store failed" in broker.log_file.read_text()
-    eventually(lambda: is_ready(broker), "it serves", PATIENCE_S)
+    eventually(lambda: is_ready(broker), "it serves")
     bodies += send(broker, 3)
     found = received(broker, 24)
     assert [body for body in found if body != b"in doubt"] == bodies

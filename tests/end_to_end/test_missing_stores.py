@@ -13,8 +13,9 @@ from storage.data_dir import DESCRIPTION_FILE, partition_path
 from storage.lmdb_store import DATA_FILE
 from storage.maintenance import verify
 from tests.brokers import Broker, BrokerFailed
-from tests.end_to_end.health import elsewhere, eventually, is_ready, metrics, send_numbers
+from tests.end_to_end.health import elsewhere, is_ready, metrics, send_numbers
 from tests.end_to_end.raw_peer import DISPOSITION, TRANSFER, RawPeer, body_of, error_of, message
+from tests.patience import eventually
 
 CONFIG = """
 partitions = 2
@@ -150,7 +151,7 @@ def test_a_store_that_vanishes_while_its_broker_runs_parks_the_partition(tmp_pat
     with broker_with_messages(tmp_path, 1) as broker:
         partition_path(broker.data_dir, 1).rename(tmp_path / "kept")
         broker.worker().kill()
-        eventually(lambda: is_ready(broker) and is_parked(broker), "it is parked", 20.0)
+        eventually(lambda: is_ready(broker) and is_parked(broker), "it is parked")
         assert received(broker, OTHER) == NUMBERS
         broker.stop()
         (tmp_path / "kept").rename(partition_path(broker.data_dir, 1))

@@ -14,7 +14,7 @@ import pytest
 from broker.catalog.catalog import home_partition
 from protocol.codec import Symbol
 from tests.brokers import Broker
-from tests.end_to_end.health import eventually, is_ready, metrics, worker_of
+from tests.end_to_end.health import is_ready, metrics, worker_of
 from tests.end_to_end.raw_peer import (
     ACCEPTED,
     DETACH,
@@ -27,6 +27,7 @@ from tests.end_to_end.raw_peer import (
 )
 from tests.end_to_end.raw_requests import Node, Response
 from tests.end_to_end.test_catalog_at_run_time import NODE, create, receive, send, update
+from tests.patience import eventually
 
 PARTITIONS, WORKERS = 4, 2
 CONFIG = f"""

@@ -18,7 +18,7 @@ import pytest
 from bench.processes import command_of
 from broker.settings.config import Settings
 from tests.brokers import Broker, BrokerFailed
-from tests.end_to_end.health import elsewhere, eventually, is_ready, logged, metrics, serves
+from tests.end_to_end.health import elsewhere, is_ready, logged, metrics, serves
 from tests.end_to_end.raw_peer import (
     ACCEPTED,
     CLOSE,
@@ -30,6 +30,7 @@ from tests.end_to_end.raw_peer import (
     error_of,
     message,
 )
+from tests.patience import eventually
 
 PATIENCE_S = 20.0
 QUEUES = ("orders", elsewhere("orders"))  # on two partitions
@@ -137,7 +138,7 @@ def test_a_killed_process_is_started_again_and_keeps_what_was_accepted(tmp_path)
             killed = broker.worker()
             killed.kill()
             killed.wait(PATIENCE_S)
-            eventually(lambda: is_ready(broker), "it serves", PATIENCE_S)
+            eventually(lambda: is_ready(broker), "it serves")
         assert metrics(broker)["peeklock_worker_restarts_total", "0"] == 3
         assert take(broker) == [b"0", b"1", b"2"]
 
@@ -149,7 +150,7 @@ def test_a_process_that_is_stopped_is_replaced(tmp_path):
         stalled.suspend()
         stalled.wait(PATIENCE_S)
         assert logged(broker, "process stalled")
-        eventually(lambda: is_ready(broker), "it serves", PATIENCE_S)
+        eventually(lambda: is_ready(broker), "it serves")
         assert take(broker) == [b"kept"]
 
 
@@ -228,7 +229,7 @@ def test_a_mistake_in_a_turn_ends_the_process_without_an_answer(faulty):
             peer.expect(DISPOSITION, PATIENCE_S)
     process.wait(PATIENCE_S)
     assert logged(broker, "unforeseen failure; the process ends without a commit")
-    eventually(lambda: is_ready(broker), "it serves", PATIENCE_S)
+    eventually(lambda: is_ready(broker), "it serves")
     send(broker, b"after")
     assert [body for body in take(broker) if body != b"never accepted"] == [b"before", b"after"]
 

@@ -13,7 +13,7 @@ from broker.catalog.catalog import home_partition
 from protocol.codec import Array, Int, Long, decode
 from protocol.lock_tokens import uuid_of
 from tests.brokers import Broker, running
-from tests.end_to_end.health import eventually, logged, metrics, process_ids, serves
+from tests.end_to_end.health import logged, metrics, process_ids, serves
 from tests.end_to_end.raw_peer import (
     ACCEPTED,
     CLOSE,
@@ -27,6 +27,7 @@ from tests.end_to_end.raw_peer import (
     outcome,
 )
 from tests.end_to_end.raw_requests import Node
+from tests.patience import eventually
 
 BUSY = "com.microsoft:server-busy"
 UNKNOWN = "com.microsoft:timeout"
@@ -110,7 +111,7 @@ def test_operations_that_a_killed_worker_left_are_answered_and_links_work_on(bro
         peer.transfer(message(b"after"), sender)
         assert body_of(peer.expect(TRANSFER).payload) == b"after"
         peer.nothing_more(DETACH, 0)
-    eventually(lambda: is_ready(broker), "ready", PATIENCE_S)
+    eventually(lambda: is_ready(broker), "ready")
     serves(broker.amqp_port)
 
 
@@ -123,7 +124,7 @@ def test_while_a_worker_is_down_everything_is_answered_at_once(broker):
         peer.attach_receiver("orders", credit=1)
         locked = peer.expect(TRANSFER)
         kill_worker(broker)
-        eventually(lambda: logged(broker, "worker connection lost"), "the gateway knows", PATIENCE_S)
+        eventually(lambda: logged(broker, "worker connection lost"), "the gateway knows")
         began = time.monotonic()
         peer.transfer(message(b"refused"), sender)
         peer.settle(locked.fields[1])
@@ -172,7 +173,7 @@ def test_a_killed_gateway_drops_its_locks_and_counts_the_deliveries(broker):
         gateway.kill()
         gateway.wait(PATIENCE_S)
         assert peer.wait_closed() == []
-    eventually(lambda: is_ready(broker), "ready", PATIENCE_S)
+    eventually(lambda: is_ready(broker), "ready")
     with RawPeer.connect(broker.amqp_port) as peer:
         peer.attach_receiver("orders", credit=1)
         again = peer.expect(TRANSFER)
@@ -190,7 +191,7 @@ def test_a_process_may_die_again_and_again(broker, dies):
         victim = dies(broker)
         victim.kill()
         victim.wait(PATIENCE_S)
-        eventually(lambda: is_ready(broker), "ready", PATIENCE_S)
+        eventually(lambda: is_ready(broker), "ready")
     serves(broker.amqp_port)
 
 

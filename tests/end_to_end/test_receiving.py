@@ -9,7 +9,7 @@ import pytest
 
 from protocol.codec import Array, Described, Int, Long, Symbol, UInt, ULong, decode, encode
 from protocol.lock_tokens import uuid_of
-from tests.end_to_end.health import eventually, metrics
+from tests.end_to_end.health import metrics
 from tests.end_to_end.raw_peer import (
     ACCEPTED,
     ATTACH,
@@ -36,6 +36,7 @@ from tests.end_to_end.raw_peer import (
     target,
 )
 from tests.end_to_end.raw_requests import Node
+from tests.patience import eventually
 
 LOCK_LOST = "com.microsoft:message-lock-lost"
 

@@ -9,12 +9,11 @@ import pytest
 from protocol.codec import Int, Long, UInt, UShort, decode
 from protocol.symbols import AMQP_HEADER
 from tests.brokers import Broker
-from tests.end_to_end.health import assert_unharmed, eventually, metrics, process_ids
+from tests.end_to_end.health import assert_unharmed, metrics, process_ids
 from tests.end_to_end.raw_peer import (
     DISPOSITION,
     FLOW,
     OPEN,
-    PATIENCE_S,
     RELEASED,
     TRANSFER,
     Frame,
@@ -25,6 +24,7 @@ from tests.end_to_end.raw_peer import (
     performative,
 )
 from tests.end_to_end.raw_requests import Node
+from tests.patience import PATIENCE_S, eventually
 from tests.sessions.raw_sessions import accept, in_session
 
 MESSAGES, WINDOW = 20, 5

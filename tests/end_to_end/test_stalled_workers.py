@@ -7,9 +7,10 @@ import pytest
 from broker.catalog.catalog import home_partition
 from protocol.codec import Int, Long
 from tests.brokers import Broker
-from tests.end_to_end.health import elsewhere, eventually, logged, serves, worker_of
+from tests.end_to_end.health import elsewhere, logged, serves, worker_of
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, RawPeer, body_of, error_of, message
 from tests.end_to_end.raw_requests import Node
+from tests.patience import eventually
 
 STALL_MS = 3000
 OTHER = elsewhere("witness")
@@ -75,7 +76,7 @@ def test_a_stalled_worker_stops_only_those_who_use_it_and_is_replaced(broker):
         assert condition == UNKNOWN
         peer.socket.close()
     idle.socket.close()
-    eventually(lambda: is_served(broker, OTHER), "the queue is served again", PATIENCE_S)
+    eventually(lambda: is_served(broker, OTHER), "the queue is served again")
     serves(broker.amqp_port)
 
 
@@ -86,8 +87,10 @@ def test_sends_and_requests_to_a_stalled_worker_are_refused_as_busy_after_a_thir
             handle = peer.attach_sender(OTHER)
             node = Node(asking, f"{OTHER}/$management")
             stalled.suspend()
+            began = time.monotonic()
             peer.transfer(message(b"nobody knows"), handle)
-            eventually(lambda: logged(broker, "worker does not answer"), "it is known", 8)
+            eventually(lambda: logged(broker, "worker does not answer"), "it is known")
+            assert time.monotonic() - began < 8
             for _ in range(3):
                 peer.transfer(message(b"refused"), handle)
                 assert error_of(peer.expect(DISPOSITION, 2))[0] == BUSY

@@ -12,10 +12,11 @@ import pytest
 from broker.catalog.catalog import home_partition
 from broker.child import NO_ROOM as NO_ROOM_CODE
 from tests.brokers import Broker, running
-from tests.end_to_end.health import eventually, is_ready, metrics, serves
+from tests.end_to_end.health import is_ready, metrics, serves
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, RawPeer, body_of, error_of, message
 from tests.end_to_end.raw_requests import Node
 from tests.own_disk import MIB, OwnDisk, broker_on, own_disk_or_skip
+from tests.patience import eventually
 
 PARTITIONS = 4
 DISK_BYTES = 96 * MIB
@@ -158,7 +159,7 @@ def kill_workers(broker: Broker) -> None:
         worker.kill()
     for worker in killed:
         worker.wait(PATIENCE_S)
-    eventually(lambda: is_ready(broker), "the supervisor starts them again", PATIENCE_S)
+    eventually(lambda: is_ready(broker), "the supervisor starts them again")
 
 
 def kill_all(broker: Broker) -> None:
@@ -198,22 +199,22 @@ def test_without_a_free_byte_it_starts_and_gives_what_it_has_and_goes_on_when_th
     fill(disk, broker, clients)
     with disk.kept_full():  # what a checkpoint frees would be room
         kill_workers(broker)
-        eventually(lambda: set(refusing(broker)) == set(map(str, range(PARTITIONS))), "it says which", PATIENCE_S)
+        eventually(lambda: set(refusing(broker)) == set(map(str, range(PARTITIONS))), "it says which")
         assert clients.send(1, 0) == set(QUEUES)
     for start_again in (kill_all, stop, kill_workers):
         clients.complete(2)
         disk.fill()
         assert disk.free_bytes() == 0
         start_again(broker)
-        eventually(lambda: refusing(broker) != {}, "some have no room yet", PATIENCE_S)
+        eventually(lambda: refusing(broker) != {}, "some have no room yet")
         clients.send(1, 0)
     with RawPeer.connect(broker.amqp_port) as peer:
         assert Node(peer, "$management").ask("peeklock:delete-entity", {"path": DOOMED}).status == 200
     kill_all(broker)
     disk.empty()
-    eventually(lambda: refusing(broker) == {}, "sends are taken again", PATIENCE_S)
+    eventually(lambda: refusing(broker) == {}, "sends are taken again")
     assert clients.send(10, LARGE) == set()
-    eventually(lambda: metrics(broker)["peeklock_log_young_bytes", "0"] == 0, "the tables have all", PATIENCE_S)
+    eventually(lambda: metrics(broker)["peeklock_log_young_bytes", "0"] == 0, "the tables have all")
     broker.kill()
     verify(disk, broker)
     broker.start()
@@ -228,7 +229,7 @@ def test_a_journal_that_finds_no_room_at_its_first_start_waits_for_some(tmp_path
         broker = broker_on(disk, tmp_path / "broker", f'journal = {{ mode = "bodies" }}\n{CONFIG}', 1)
         try:
             said = broker.begin()
-            eventually(lambda: "No space left on device: 'journal'" in broker.log(), "it says why", PATIENCE_S)
+            eventually(lambda: "No space left on device: 'journal'" in broker.log(), "it says why")
             disk.empty()
             broker.wait_until_ready(said)
             serves(broker.amqp_port, DOOMED)

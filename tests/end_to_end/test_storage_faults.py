@@ -17,8 +17,9 @@ from storage.lmdb_store import LmdbStore
 from storage.records import MESSAGE_HEADER_BYTES
 from storage.store import Table
 from tests.brokers import REPOSITORY, Broker, BrokerFailed
-from tests.end_to_end.health import eventually, metrics, process_ids, send_numbers, serves
+from tests.end_to_end.health import metrics, process_ids, send_numbers, serves
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, RawPeer, body_of, error_of, message, outcome
+from tests.patience import eventually
 from tests.ports import free_ports
 
 FULL = "amqp:resource-limit-exceeded"

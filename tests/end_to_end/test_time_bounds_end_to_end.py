@@ -2,10 +2,10 @@
 
 from protocol.codec import Symbol, Timestamp
 from tests.brokers import Broker
-from tests.end_to_end.health import eventually
 from tests.end_to_end.raw_peer import RawPeer, message
 from tests.end_to_end.raw_requests import Node
 from tests.end_to_end.raw_transactions import Coordinator, within
+from tests.patience import eventually
 
 CONFIG = """
 partitions = 1

@@ -17,7 +17,6 @@ from protocol.client.requests import QueueCounts
 from protocol.codec import Described, Symbol, UInt, ULong, encode
 from storage.maintenance import verify
 from tests.brokers import Broker
-from tests.end_to_end.health import eventually
 from tests.end_to_end.raw_peer import (
     ACCEPTED,
     ATTACH,
@@ -33,6 +32,7 @@ from tests.end_to_end.raw_peer import (
     outcome,
 )
 from tests.end_to_end.raw_requests import Node, put_token, token_for
+from tests.patience import eventually
 
 PARTITIONS = 4  # on two workers: 0 and 2, 1 and 3
 NAMES = [f"queue-{number}" for number in range(24)]

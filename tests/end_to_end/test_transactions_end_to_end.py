@@ -15,7 +15,7 @@ from protocol.client.links import Receiver
 from protocol.client.messages import Message
 from storage.maintenance import verify
 from tests.brokers import Broker
-from tests.end_to_end.health import eventually
+from tests.patience import eventually
 
 QUEUES = [f"queue-{number}" for number in range(8)]
 CONFIG = "partitions = 2\n" + "".join(f'[[queues]]\nname = "{name}"\nlock_duration_ms = 60000\n' for name in QUEUES)

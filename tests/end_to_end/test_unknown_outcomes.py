@@ -11,7 +11,7 @@ import pytest
 from protocol.codec import Array, Described, ULong
 from protocol.lock_tokens import uuid_of
 from tests.brokers import Broker
-from tests.end_to_end.health import eventually, logged
+from tests.end_to_end.health import logged
 from tests.end_to_end.raw_peer import (
     ACCEPTED,
     ATTACH,
@@ -26,6 +26,7 @@ from tests.end_to_end.raw_peer import (
 )
 from tests.end_to_end.raw_requests import Node
 from tests.end_to_end.raw_transactions import DISCHARGE, Coordinator, answer_of, within
+from tests.patience import eventually
 
 UNKNOWN = "com.microsoft:timeout"
 LOCK_LOST = "com.microsoft:message-lock-lost"
@@ -73,7 +74,7 @@ def killed(broker: Broker, peer: RawPeer, worker: psutil.Process) -> None:
     peer.wait_until_read()
     worker.kill()
     worker.wait(PATIENCE_S)
-    eventually(lambda: logged(broker, "worker connection lost"), "the gateway knows", PATIENCE_S)
+    eventually(lambda: logged(broker, "worker connection lost"), "the gateway knows")
 
 
 def answered(peer: RawPeer) -> str:
@@ -97,7 +98,7 @@ def test_sends_settlements_and_requests_that_a_dead_worker_did_not_answer_may_ha
     response = node.response()
     assert (response.status, response.condition) == (408, UNKNOWN)
     # Who asks again learns that the lock is gone: the message is either done or free.
-    eventually(lambda: broker.get("/readyz")[0] == 200, "ready", PATIENCE_S)
+    eventually(lambda: broker.get("/readyz")[0] == 200, "ready")
     with RawPeer.connect(broker.amqp_port) as again:
         response = Node(again, "orders/$management").ask("com.microsoft:update-disposition", completing(by_token[1]))
     assert (response.status, response.condition) == (410, LOCK_LOST)

@@ -6,8 +6,9 @@ from itertools import count
 import pytest
 
 from tests.brokers import Broker
-from tests.end_to_end.health import eventually, metrics
+from tests.end_to_end.health import metrics
 from tests.end_to_end.raw_peer import DISPOSITION, TRANSFER, RawPeer, body_of, message
+from tests.patience import eventually
 
 MESSAGES = 120
 WINDOW = 3  # transfers that the client's session takes

@@ -8,13 +8,12 @@ from uuid import UUID
 import pytest
 
 from protocol.codec import Array, Described, Int, Long, Symbol, Timestamp, UInt, ULong, decode, encode
-from tests.end_to_end.health import eventually, metrics
+from tests.end_to_end.health import metrics
 from tests.end_to_end.raw_peer import (
     ACCEPTED,
     BATCH_FORMAT,
     DISPOSITION,
     FLOW,
-    PATIENCE_S,
     REJECTED,
     TRANSFER,
     RawPeer,
@@ -25,6 +24,7 @@ from tests.end_to_end.raw_peer import (
     outcome,
 )
 from tests.end_to_end.raw_requests import Node
+from tests.patience import PATIENCE_S, eventually
 
 ARGUMENT = "com.microsoft:argument-error"
 DECODE = "amqp:decode-error"

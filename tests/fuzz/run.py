@@ -18,8 +18,9 @@ from pathlib import Path
 from random import Random
 
 from tests.brokers import KEY, KEY_NAME, REPOSITORY, Broker
-from tests.end_to_end.health import assert_unharmed, eventually, metrics, process_ids
+from tests.end_to_end.health import assert_unharmed, metrics, process_ids
 from tests.fuzz.mutations import mutated, sasl_init, session
+from tests.patience import eventually
 
 CONFIG = """
 partitions = 2

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from tests.end_to_end.raw_peer import (
     CLOSE,
     FLOW,
     OPEN,
-    PATIENCE_S,
     TRANSFER,
     Frame,
     frame_bytes,
@@ -38,12 +36,6 @@ from tests.end_to_end.raw_peer import (
 from tests.whole_frames import require_whole
 
 QUEUE_ID = 7 << 3  # of `orders`
-
-
-async def until(is_so: Callable[[], object]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not is_so():  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0.001)
 
 
 def without_runs(command: Any) -> Any:

@@ -20,9 +20,10 @@ from protocol.engine.sasl import SASL_HEADER, plain_response
 from protocol.nodes.sas_tokens import generate
 from tests.brokers import KEY, KEY_NAME
 from tests.end_to_end.raw_peer import CLOSE, frame_bytes
-from tests.gateway.in_process import Worker, started_gateway, until
+from tests.gateway.in_process import Worker, started_gateway
 from tests.hostile_input import OPENED, attach, say, transfer
 from tests.leftovers import Leftovers
+from tests.patience import until
 
 AUTHORIZED = f"Authorization: {generate('http://localhost/orders', KEY_NAME, KEY, int(time.time()) + 3600)}\r\n"
 GET = b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n"

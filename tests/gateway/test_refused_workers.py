@@ -7,8 +7,8 @@ import pytest
 
 from broker import wire
 from broker.wire import Op
-from tests.gateway.in_process import until
 from tests.gateway.test_silent_machines import Worker
+from tests.patience import until
 
 
 async def test_the_reason_stays_if_the_greeting_comes_before_the_connection_is_told(

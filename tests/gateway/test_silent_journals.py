@@ -12,7 +12,7 @@ from broker.errors import ServerBusy
 from broker.gateway.web.journals import Journals, Refused
 from broker.journal_requests import SIGN_OF_LIFE, Overview, Range
 from broker.settings.config import Settings
-from tests.end_to_end.raw_peer import PATIENCE_S
+from tests.patience import PATIENCE_S
 
 ROWS = Range(0, "0" * 16, 0, 10, 1000, False, None)
 LOOK_S = 0.05

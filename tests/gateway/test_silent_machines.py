@@ -16,8 +16,8 @@ from broker.gateway.router import Router
 from broker.gateway.worker_tcp import TcpConnection
 from broker.metrics import GatewayMetrics
 from broker.wire import Op
-from tests.end_to_end.raw_peer import PATIENCE_S
-from tests.gateway.in_process import gateway_with_workers, until
+from tests.gateway.in_process import gateway_with_workers
+from tests.patience import PATIENCE_S, until
 
 PATIENCE = Patience(silence_ms=3000, stall_ms=9000)
 SILENT_LOOKS = 3

@@ -18,8 +18,8 @@ from broker.wire import Op
 from broker.worker.listening import TcpListener, UnixListener
 from broker.worker.peer import Peer
 from tests.configuration.workers_in_process import frame
-from tests.gateway.in_process import until
 from tests.leftovers import Leftovers
+from tests.patience import until
 
 
 class Owner:

@@ -16,10 +16,10 @@ import pytest
 
 from broker.cli.authority import Authority
 from tests.brokers import KEY, KEY_NAME, Broker
-from tests.end_to_end.health import eventually
 from tests.interop import harness
 from tests.interop.sdks import HERE, TOOLCHAINS
 from tests.interop.test_interop import ensure
+from tests.patience import eventually
 
 pytestmark = pytest.mark.interop
 
@@ -110,7 +110,7 @@ def test_tasks_are_run_tried_again_and_given_to_another_worker(celery: Celery, t
     with celery.worker() as worker:
         assert celery.run("tasks") == "all as expected", celery.worker_log()
         task = celery.run("note", str(notes))
-        eventually(notes.exists, "the task is begun", PATIENCE_S)
+        eventually(notes.exists, "the task is begun")
         worker.kill()
     with celery.worker():
         assert celery.run("result", task) == "2", celery.worker_log()

@@ -11,10 +11,9 @@ from broker.journal.following import Follower, Retention
 from broker.journal.process import SignsOfThread
 from storage.data_dir import RUN
 from storage.journal.queues import Mode, Modes
-from tests.end_to_end.raw_peer import PATIENCE_S
 from tests.logged_turns import Turns
 from tests.logs import crash, open_log
-from tests.protocol_client.scripted_peer import until
+from tests.patience import PATIENCE_S, until
 
 
 def test_a_thread_goes_on_while_it_gives_signs_or_waits_for_the_disk():

@@ -20,8 +20,8 @@ from protocol.nodes.sas_tokens import generate
 from storage.journal.files import PartitionJournal
 from storage.journal.frames import Made
 from tests.brokers import KEY, KEY_NAME, REPOSITORY, Broker
-from tests.end_to_end.raw_peer import PATIENCE_S
 from tests.journal.journaled import plain_rows
+from tests.patience import PATIENCE_S
 
 CONFIG = """
 [journal]

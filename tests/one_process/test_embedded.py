@@ -30,9 +30,9 @@ from broker.worker.listening import UnixListener
 from broker.worker.worker import Worker
 from storage.memory import MemoryStore
 from storage.store import StoreError, Table
-from tests.end_to_end.raw_peer import PATIENCE_S
 from tests.logs import InMemory
 from tests.partition.driver import LOCK_MS, MAIN, define, describe, message
+from tests.patience import PATIENCE_S
 
 SOON_MS = 300  # before the worker's next beat, which is each second
 

@@ -4,15 +4,14 @@ import os
 import re
 import signal
 import socket
-import time
 
 import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.brokers import KEY, Broker, BrokerFailed
+from tests.patience import PATIENCE_S, eventually
 
-PATIENCE_S = 20
 QUEUE = '[[queues]]\nname = "orders"\n'
 
 
@@ -21,15 +20,6 @@ def broker(tmp_path):
     broker = Broker(tmp_path, QUEUE)
     yield broker
     broker.kill()
-
-
-def eventually(condition, what):
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        if result := condition():
-            return result
-        time.sleep(0.02)
-    raise AssertionError(f"not within {PATIENCE_S} s: {what}")
 
 
 def metrics(broker):

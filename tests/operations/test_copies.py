@@ -11,7 +11,7 @@ import pytest
 from bench.processes import command_of
 from tests import preloaded
 from tests.brokers import REPOSITORY, Broker
-from tests.end_to_end.health import eventually
+from tests.patience import eventually
 
 SERVE = (sys.executable, "-m", "broker.cli", "serve", "--config")
 QUEUE = "[[queues]]\nname = 'orders'\n"

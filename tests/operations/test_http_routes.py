@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from broker.gateway.web.endpoint import BODY_SECONDS
 from protocol.nodes.sas_tokens import generate
 from tests.brokers import KEY, KEY_NAME, Broker
-from tests.end_to_end.health import eventually
 from tests.examples import examples
 from tests.operations.test_management_api import ENTRY
+from tests.patience import eventually
 
 DOCUMENTED = {200, 201, 202, 204, 400, 401, 403, 404, 405, 408, 409, 410, 411, 412, 413, 414, 415, 417, 431, 501, 503}
 OWN = "whole"  # a queue that no drawn request names, because these may delete it

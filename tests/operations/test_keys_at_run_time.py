@@ -16,10 +16,10 @@ from proton.utils import BlockingConnection, BlockingSender, LinkDetached
 
 from protocol.nodes.sas_tokens import generate
 from tests.brokers import KEY, KEY_NAME, REPOSITORY, Broker
-from tests.end_to_end.health import eventually
 from tests.end_to_end.raw_peer import ACCEPTED, DETACH, DISPOSITION, RawPeer, error_of, message
 from tests.end_to_end.raw_requests import Node, put_token, token_for
 from tests.operations.test_management_api import ENTRY
+from tests.patience import eventually
 
 QUEUES = '[[queues]]\nname = "orders"\n[[queues]]\nname = "others"\n'
 RULE = '[[{0}authorization_rules]]\nkey_name = "app"\nprimary_key = "{1}"\nrights = [{2}]\n'

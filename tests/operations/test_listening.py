@@ -14,7 +14,7 @@ from broker.listening import REST_SECONDS, Listener, cannot_listen, listen, try_
 from broker.settings.config import Tls
 from broker.tls import ServerTls
 from tests.brokers import REPOSITORY
-from tests.end_to_end.raw_peer import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 
 CERTIFICATE = REPOSITORY / "tests/protocol_client/localhost.pem"
 
@@ -95,12 +95,6 @@ async def said(port: int) -> bytes:
         writer.close()
 
 
-async def eventually(is_so: Callable[[], object]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not is_so():  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0.01)
-
-
 def test_who_finds_no_room_is_closed_and_the_next_is_served(run: Run) -> None:
     async def story() -> None:
         reception = Reception(places=1)
@@ -108,7 +102,7 @@ def test_who_finds_no_room_is_closed_and_the_next_is_served(run: Run) -> None:
         assert [await said(listener.port) for _ in range(2)] == [b"hello", b""]
         reception.places = 1
         assert await said(listener.port) == b"hello"
-        await eventually(lambda: not reception.arriving)
+        await until(lambda: not reception.arriving)
         listener.close()
 
     run(story())
@@ -139,7 +133,7 @@ def test_a_listener_that_is_closed_while_it_rests_stays_closed(run: Run) -> None
         starved.failures = 100
         listener = Listener(reception, [starved])
         client = asyncio.create_task(said(listener.port))
-        await eventually(lambda: reception.failures)
+        await until(lambda: reception.failures)
         listener.close()
         assert await client == b""
         await asyncio.sleep(1.5 * REST_SECONDS)  # it may not try again
@@ -155,12 +149,12 @@ def test_a_handshake_counts_until_it_ends(run: Run, closed: bool) -> None:
         reception = Reception()
         listener = Listener(reception, await listen("127.0.0.1", 0, backlog=10), tls)
         unfinished = [asyncio.create_task(said(listener.port)) for _ in range(3)]
-        await eventually(lambda: len(reception.arriving) == 3)
+        await until(lambda: len(reception.arriving) == 3)
         if closed:
             listener.close()
         async with asyncio.timeout(PATIENCE_S):
             assert [*await asyncio.gather(*unfinished)] == [b""] * 3
-        await eventually(lambda: not reception.arriving)
+        await until(lambda: not reception.arriving)
         if not closed:
             listener.close()
 

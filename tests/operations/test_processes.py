@@ -16,20 +16,11 @@ import pytest
 from broker.child import Instructions
 from broker.settings.config import Settings
 from broker.supervisor.processes import Backoff
+from tests.patience import PATIENCE_S, eventually
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
-PATIENCE_S = 20
 NAMES = ("gateway", "worker-0", "worker-1")
-
-
-def eventually(condition, what):
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        if result := condition():
-            return result
-        time.sleep(0.01)
-    raise AssertionError(f"not within {PATIENCE_S} s: {what}")
 
 
 class Stubs:

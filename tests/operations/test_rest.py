@@ -19,7 +19,8 @@ from protocol.codec import Described, Long, Symbol, Timestamp
 from protocol.nodes.sas_tokens import generate
 from protocol.symbols import TIMESPAN
 from tests.brokers import KEY, KEY_NAME, Broker
-from tests.end_to_end.health import eventually, metrics
+from tests.end_to_end.health import metrics
+from tests.patience import eventually
 
 CONFIG = """
 [delivery]

@@ -19,9 +19,9 @@ import pytest
 from protocol.codec import ULong
 from protocol.symbols import AMQP_HEADER
 from tests.brokers import KEY_NAME, REPOSITORY, Broker
-from tests.end_to_end.health import eventually
 from tests.end_to_end.raw_peer import Closed, RawPeer, performative
 from tests.end_to_end.raw_requests import Node, put_token, token_for
+from tests.patience import eventually
 
 CERTIFICATE = Path(__file__).parents[1] / "protocol_client" / "localhost.pem"
 ROOT = "root-8Ks0fnWqB3xT"
@@ -137,7 +137,7 @@ class Watched:
     def _end(self, process: psutil.Process) -> None:
         process.send_signal(signal.SIGABRT)
         process.wait(20)
-        eventually(self._is_ready, "readiness", 30)
+        eventually(self._is_ready, "readiness")
 
     def _is_ready(self) -> bool:
         with contextlib.suppress(OSError):

@@ -13,8 +13,9 @@ import pytest
 
 from bench.processes import command_of
 from tests.brokers import REPOSITORY, Broker
-from tests.end_to_end.health import eventually, is_ready, logged, serves
+from tests.end_to_end.health import is_ready, logged, serves
 from tests.end_to_end.raw_peer import ACCEPTED, CLOSE, DISPOSITION, Closed, RawPeer, message
+from tests.patience import eventually
 
 STALL_MS = 3000
 CONFIG = f"""
@@ -174,9 +175,9 @@ def test_whichever_process_dies_the_endpoint_is_there_again_and_clients_of_other
 def test_while_gateways_end_the_endpoint_tells(broker):
     with RawPeer.connect(broker.amqp_port) as peer:  # it does not answer the close, so its gateway waits for a second
         broker.processes()[0].terminate()
-        eventually(lambda: "the broker is shutting down" in broker.get("/readyz")[1], "it is told", 1)
+        eventually(lambda: "the broker is shutting down" in broker.get("/readyz")[1], "it is told")
         assert peer.expect(CLOSE)
-    eventually(lambda: not broker.running, "all have ended", PATIENCE_S)
+    eventually(lambda: not broker.running, "all have ended")
 
 
 def test_without_an_endpoint_there_is_no_process_for_it(tmp_path):

@@ -6,7 +6,6 @@ Seconds depend on the machine, so they are measured by `make bench`; these tests
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -15,6 +14,7 @@ import pytest
 from broker.child import Instructions
 from broker.settings.config import Settings
 from broker.supervisor.processes import Processes, Role
+from tests.patience import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -70,18 +70,11 @@ def processes(tmp_path, monkeypatch):
     return Processes([[Role("stub", "stub_that_waits", instructions)]], tmp_path, 1.0, lambda: None)
 
 
-def eventually(path):
-    deadline = time.monotonic() + 20
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_process_loads_before_it_is_told_what_to_do(processes, tmp_path):
     others = set(psutil.Process().children())  # of tests before
     processes.load()
     try:
-        eventually(tmp_path / "loaded")
+        eventually((tmp_path / "loaded").exists, "it has loaded")
         assert not (tmp_path / "instructed").exists()
         [child] = set(psutil.Process().children()) - others
     finally:

@@ -9,7 +9,8 @@ from broker.starting import Phase, Starting, phase_of
 from storage.log.recovery import log_directory
 from storage.log.segments import segment_path
 from tests.brokers import Broker
-from tests.end_to_end.health import eventually, serves
+from tests.end_to_end.health import serves
+from tests.patience import eventually
 
 CONFIG = '[[queues]]\nname = "witness"\n'
 

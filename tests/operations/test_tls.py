@@ -20,19 +20,11 @@ from proton.utils import BlockingConnection, LinkDetached
 
 from protocol.nodes.sas_tokens import generate
 from tests.brokers import KEY, KEY_NAME, REPOSITORY, Broker
+from tests.patience import eventually
 from tests.ports import free_ports
 
 QUEUES = '[[queues]]\nname = "orders"\n[[queues]]\nname = "others"\n'
 MESSAGE = proton.Message(body="one")
-
-
-def eventually(condition, what):
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        if result := condition():
-            return result
-        time.sleep(0.05)
-    raise AssertionError(f"not in time: {what}")
 
 
 class Certificates:

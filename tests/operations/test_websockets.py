@@ -16,8 +16,8 @@ from websockets.typing import Subprotocol
 
 from protocol.engine.sasl import SASL_HEADER
 from tests.brokers import KEY, KEY_NAME, Broker
-from tests.end_to_end.health import eventually
 from tests.operations.test_tls import Certificates
+from tests.patience import eventually
 from tests.ports import free_ports
 
 PATH = "/$servicebus/websocket"

@@ -6,7 +6,7 @@ from typing import Self
 from protocol.client.connection import Connection, connect_to
 from protocol.client.errors import ClientError
 from protocol.client.links import Sender
-from tests.end_to_end.raw_peer import PATIENCE_S
+from tests.patience import PATIENCE_S
 
 
 class Again:

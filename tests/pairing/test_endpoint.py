@@ -7,7 +7,7 @@ import socket
 from broker.pairing import endpoint
 from broker.pairing.endpoint import Endpoint
 from protocol.client.connection_string import ConnectionString
-from tests.protocol_client.scripted_peer import until
+from tests.patience import until
 
 
 async def test_an_attempt_that_nobody_waits_for_any_more_fails_quietly(monkeypatch):

@@ -14,8 +14,9 @@ import pytest
 from broker.settings.config import ConfigurationError
 from broker.settings.sources import load
 from tests.brokers import KEY, KEY_NAME, REPOSITORY, Broker
-from tests.end_to_end.health import eventually, logged
+from tests.end_to_end.health import logged
 from tests.pairing.conftest import QUEUES, fill, taken
+from tests.patience import eventually
 from tests.ports import free_ports
 
 QUEUE = "main/x-servicebus-transfer/{}"
@@ -60,12 +61,12 @@ def is_draining(broker: Broker) -> bool:
 def test_a_backlog_is_drained_and_shown_among_the_brokers_metrics(primary, tmp_path, workers, gateways):
     text = f"gateways = {gateways}\n" + section(primary, rate=5000.0)
     with Broker(tmp_path, text, workers=workers) as secondary:
-        eventually(lambda: is_draining(secondary), "the lease", PATIENCE_S)
+        eventually(lambda: is_draining(secondary), "the lease")
         asyncio.run(fill(secondary, QUEUE.format(0), "orders", 300))
         asyncio.run(fill(secondary, QUEUE.format(1), "gone", 1))
-        eventually(lambda: metrics(secondary)["peeklock_syphon_completed_messages_total"] == 300, "all", PATIENCE_S)
+        eventually(lambda: metrics(secondary)["peeklock_syphon_completed_messages_total"] == 300, "all")
         dead = 'peeklock_syphon_deadletter_message_total{reason="SyphonDestinationNotFound"}'
-        eventually(lambda: metrics(secondary).get(dead) == 1, "the dead letter", PATIENCE_S)
+        eventually(lambda: metrics(secondary).get(dead) == 1, "the dead letter")
         shown = metrics(secondary)
         assert shown["peeklock_syphon_up"] == shown["peeklock_syphon_primary_up"] == 1
         assert shown["peeklock_syphon_restarts_total"] == 0
@@ -80,12 +81,12 @@ def test_a_backlog_is_drained_and_shown_among_the_brokers_metrics(primary, tmp_p
 
 def test_a_syphon_that_dies_is_started_again_and_no_client_notices(primary, tmp_path):
     with Broker(tmp_path, section(primary), workers=1) as secondary:
-        eventually(lambda: is_draining(secondary), "the lease", PATIENCE_S)
+        eventually(lambda: is_draining(secondary), "the lease")
         gateway = secondary.gateway()
         first = syphon_of(secondary)
         first.kill()
-        eventually(lambda: metrics(secondary).get("peeklock_syphon_restarts_total") == 1, "a restart", PATIENCE_S)
-        eventually(lambda: is_draining(secondary), "the lease", PATIENCE_S)
+        eventually(lambda: metrics(secondary).get("peeklock_syphon_restarts_total") == 1, "a restart")
+        eventually(lambda: is_draining(secondary), "the lease")
         assert syphon_of(secondary) != first
         assert secondary.gateway() == gateway
         second = syphon_of(secondary)
@@ -101,11 +102,11 @@ def test_a_new_root_key_reaches_the_syphon(primary, tmp_path):
     text = section(primary)
     secondary = Broker(tmp_path, f'[security]\nroot_key = "{KEY}"\n' + text, arguments=())
     with secondary:
-        eventually(lambda: is_draining(secondary), "the lease", PATIENCE_S)
+        eventually(lambda: is_draining(secondary), "the lease")
         secondary.config_file.write_text('[security]\nroot_key = "another"\n' + text)
         os.kill(secondary.pid, signal.SIGHUP)
-        eventually(lambda: secondary.log_file.read_text().count("lease taken") >= 4, "the lease again", PATIENCE_S)
-        eventually(lambda: is_draining(secondary), "the lease", PATIENCE_S)
+        eventually(lambda: secondary.log_file.read_text().count("lease taken") >= 4, "the lease again")
+        eventually(lambda: is_draining(secondary), "the lease")
 
 
 def test_a_broker_serves_although_its_syphon_cannot_work(primary, tmp_path):
@@ -115,7 +116,7 @@ def test_a_broker_serves_although_its_syphon_cannot_work(primary, tmp_path):
         text = section(primary).replace(primary.connection_string, wrong)
         with Broker(tmp_path / "secondary", text) as secondary:
             reason = "the primary refuses the key.*the backlog cannot be drained"
-            eventually(lambda: logged(secondary, reason), "the reason", PATIENCE_S)
+            eventually(lambda: logged(secondary, reason), "the reason")
             assert secondary.get("/readyz")[0] == 200
             assert syphon_of(secondary).is_running()
             assert "wrong" not in secondary.log_file.read_text()
@@ -128,7 +129,7 @@ def test_a_primary_that_is_this_broker_by_another_name_is_told(tmp_path):
     )
     with secondary:
         text = "the secondary is the primary: both are the namespace 'peeklock'"
-        eventually(lambda: logged(secondary, text), "the reason", PATIENCE_S)
+        eventually(lambda: logged(secondary, text), "the reason")
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------

@@ -15,10 +15,9 @@ from protocol.client.connection import connect_to
 from protocol.client.errors import AuthenticationFailed, ClientError, ConnectionLost, LinkDetached, MessageRefused
 from protocol.client.messages import Message
 from tests.brokers import KEY, KEY_NAME, Broker
-from tests.end_to_end.raw_peer import PATIENCE_S
 from tests.pairing.conftest import QUEUES, contents, namespace
+from tests.patience import PATIENCE_S, until
 from tests.ports import free_ports
-from tests.protocol_client.scripted_peer import until
 
 FAST = PairingOptions(
     backlog_queue_count=3, failover_interval_ms=500, ping_interval_ms=500, attempt_timeout_ms=400, busy_wait_ms=100

@@ -18,9 +18,9 @@ import pytest
 
 from protocol.client.connection import connect_to
 from tests.brokers import KEY, KEY_NAME, REPOSITORY, Broker
-from tests.end_to_end.raw_peer import PATIENCE_S
 from tests.pairing.commands import Command, both
 from tests.pairing.conftest import QUEUES, fill, taken
+from tests.patience import PATIENCE_S, eventually
 from tests.ports import free_ports
 
 # Not an emulator: keys are looked at.
@@ -68,13 +68,6 @@ def syphon(primary, secondary, tmp_path):
         each.__exit__()
 
 
-def eventually(is_so, seconds=PATIENCE_S):
-    until = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
 def is_listening(command):
     return "lease taken" in command.err
 
@@ -94,7 +87,7 @@ def test_a_syphon_that_starts_while_the_primary_is_frozen_gets_its_leases(primar
         process.suspend()
     try:
         command = syphon("--primary-name", "frozen", "--backlog-queues", 2)
-        eventually(lambda: is_listening(command))  # it asks for 15 s
+        eventually(lambda: is_listening(command), "the leases")  # it asks for 15 s
         assert "the primary is away now" in command.err
     finally:
         for process in stopped:
@@ -105,7 +98,7 @@ def test_a_syphon_that_starts_while_the_primary_is_frozen_gets_its_leases(primar
         found.extend(asyncio.run(taken(primary, "orders")))
         return len(found) >= 3
 
-    eventually(have_come, 60.0)
+    eventually(have_come, "all have come")
 
 
 def test_once_brings_all_and_says_how_many(primary, secondary, syphon):
@@ -134,9 +127,9 @@ def test_a_signal_ends_it_in_order(primary, secondary, syphon, number):
     queues = made(syphon, name)
     [port] = free_ports(1)
     command = syphon("--primary-name", name, "--backlog-queues", 2, "--rate", 50, "--ops-port", port)
-    eventually(lambda: is_listening(command))
+    eventually(lambda: is_listening(command), "the leases")
     asyncio.run(fill(secondary, queues[0], "orders", 500))
-    eventually(lambda: moved_by(port) > 0)
+    eventually(lambda: moved_by(port) > 0, "some are moved")
     began = time.monotonic()
     assert command.end(number) == 0, command.err
     assert time.monotonic() - began < 8  # all would take ten
@@ -183,11 +176,11 @@ def test_once_fails_without_the_secondary_and_a_service_waits_for_it(primary, sy
     assert command.out == ""
     assert command.err.startswith("peeklock: the secondary cannot be reached: cannot connect to localhost port")
     waiting = syphon("--primary-name", "late", "--backlog-queues", 1, options=options)
-    eventually(lambda: "secondary is away; waiting for it" in waiting.err)
+    eventually(lambda: "secondary is away; waiting for it" in waiting.err, "it says so")
     with late:
-        eventually(lambda: is_listening(waiting))
+        eventually(lambda: is_listening(waiting), "the leases")
         asyncio.run(fill(late, "late/x-servicebus-transfer/0", "orders", 5))
-        eventually(lambda: asyncio.run(count(late, "late/x-servicebus-transfer/0")) == 0)
+        eventually(lambda: asyncio.run(count(late, "late/x-servicebus-transfer/0")) == 0, "all are moved")
         assert waiting.end(signal.SIGTERM) == 0, waiting.err
     assert len(asyncio.run(taken(primary, "orders"))) == 5
 
@@ -199,7 +192,7 @@ async def count(broker, queue):
 
 def test_a_signal_ends_also_who_waits(primary, syphon, tmp_path):
     waiting = syphon("--backlog-queues", 1, options=both(primary, Broker(tmp_path / "never")))
-    eventually(lambda: "waiting for it" in waiting.err)
+    eventually(lambda: "waiting for it" in waiting.err, "it says so")
     assert waiting.end(signal.SIGTERM) == 0
     assert waiting.out == "0 messages moved to localhost\n"
 
@@ -207,7 +200,7 @@ def test_a_signal_ends_also_who_waits(primary, syphon, tmp_path):
 def test_the_primary_may_be_away_at_first(secondary, syphon, tmp_path):
     late = Broker(tmp_path / "primary", QUEUES)
     command = syphon("--once", "--primary-name", "away", "--backlog-queues", 1, options=both(late, secondary))
-    eventually(lambda: is_listening(command))
+    eventually(lambda: is_listening(command), "the leases")
     asyncio.run(fill(secondary, "away/x-servicebus-transfer/0", "orders", 5))
     with late:
         assert command.end() == 0, command.err
@@ -298,23 +291,24 @@ def test_metrics_and_readiness_are_told(primary, syphon, tmp_path):
     [port] = free_ports(1)
     late = Broker(tmp_path / "late")
     command = syphon("--primary-name", "told", "--backlog-queues", 2, "--ops-port", port, options=both(primary, late))
-    eventually(lambda: "waiting for it" in command.err)
+    eventually(lambda: "waiting for it" in command.err, "it says so")
     assert get(port, "/healthz")[0] == get(port, "/livez")[0] == 200
     status, answer = get(port, "/readyz")
     assert status == 503
     assert "the secondary is away: the secondary cannot be reached" in json.loads(answer)["reason"]
     assert "peeklock_syphon_primary_up 0.0" in get(port, "/metrics")[1]
     with late:
-        eventually(lambda: get(port, "/readyz") == (200, '{"status": "ready"}'))
-        eventually(lambda: command.err.count("lease taken") == 2)
+        eventually(lambda: get(port, "/readyz") == (200, '{"status": "ready"}'), "it is ready")
+        eventually(lambda: command.err.count("lease taken") == 2, "the leases")
         asyncio.run(fill(late, "told/x-servicebus-transfer/1", "orders", 30))
         asyncio.run(fill(late, "told/x-servicebus-transfer/1", "gone", 2))
-        eventually(lambda: "peeklock_syphon_completed_messages_total 30.0" in get(port, "/metrics")[1])
+        eventually(lambda: "peeklock_syphon_completed_messages_total 30.0" in get(port, "/metrics")[1], "all are moved")
         eventually(
             lambda: (
                 'peeklock_syphon_deadletter_message_total{reason="SyphonDestinationNotFound"} 2.0'
                 in get(port, "/metrics")[1]
-            )
+            ),
+            "dead letters",
         )
         page = get(port, "/metrics")[1].splitlines()
         for line in (

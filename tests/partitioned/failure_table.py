@@ -17,7 +17,7 @@ from pathlib import Path
 from broker.worker.home import HANGS_MS
 from tests.brokers import REPOSITORY, Broker
 from tests.cluster.machines import Cluster
-from tests.end_to_end.health import eventually, is_ready, logged, worker_of
+from tests.end_to_end.health import is_ready, logged, worker_of
 from tests.end_to_end.raw_peer import Closed, RawPeer, message
 from tests.own_disk import OwnDisk
 from tests.partitioned.operations import (
@@ -35,6 +35,7 @@ from tests.partitioned.operations import (
     entity_of,
     name_on,
 )
+from tests.patience import eventually
 from tests.shims import make_shim
 
 PAGE = REPOSITORY / "docs" / "failures.md"

@@ -21,10 +21,11 @@ from typing import Any
 
 from bench import load
 from tests.brokers import KEY, KEY_NAME, Broker
-from tests.end_to_end.health import eventually, is_ready, worker_of
+from tests.end_to_end.health import is_ready, worker_of
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, RawPeer, message
 from tests.partitioned.operations import FAULTY, PARTITIONS, key_of
 from tests.partitioned.operations import KEY as PARTITION_KEY
+from tests.patience import eventually
 
 CONFIG = f"""
 partitions = {PARTITIONS}
@@ -189,7 +190,7 @@ def accepted_after(port: int) -> float:
             peer.transfer(encoded, handle)
             return bool(peer.expect(DISPOSITION).fields[4].descriptor == ACCEPTED)
 
-        eventually(is_accepted, "it is back", 60.0)
+        eventually(is_accepted, "it is back")
         return time.monotonic()
 
 

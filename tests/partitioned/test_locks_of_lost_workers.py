@@ -11,10 +11,11 @@ import psutil
 import pytest
 
 from tests.brokers import Broker
-from tests.end_to_end.health import eventually, is_ready, logged, worker_of
+from tests.end_to_end.health import is_ready, logged, worker_of
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, Frame, RawPeer, body_of, error_of
 from tests.end_to_end.raw_requests import Node, Response
 from tests.partitioned.operations import FAULTY, PARTITIONS, WORKERS, answered, keyed, tokens_of
+from tests.patience import eventually
 
 STALL_MS = 3000
 CONFIG = f"""
@@ -39,7 +40,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 def killed(broker: Broker) -> None:
     worker_of(broker, FAULTY).kill()
-    eventually(lambda: logged(broker, "worker connected again"), "it is replaced", PATIENCE_S)
+    eventually(lambda: logged(broker, "worker connected again"), "it is replaced")
 
 
 def hung(broker: Broker) -> None:
@@ -49,7 +50,7 @@ def hung(broker: Broker) -> None:
     assert len(processes) == 2
     for each in processes:
         each.suspend()
-    eventually(lambda: logged(broker, "worker connected again"), "it is replaced", PATIENCE_S)
+    eventually(lambda: logged(broker, "worker connected again"), "it is replaced")
     for each in processes:
         assert not each.is_running() or each.status() == psutil.STATUS_ZOMBIE, "both write to the same log"
         with suppress(ProcessLookupError):
@@ -129,7 +130,7 @@ def test_a_hung_worker_that_goes_on_just_before_its_end_has_done_what_it_answere
             is_done = answer.fields[4].descriptor == ACCEPTED
             assert is_done or error_of(answer)[0] == UNKNOWN
             answers.update(dict.fromkeys(range(first, (first if last is None else last) + 1), is_done))
-        eventually(lambda: logged(broker, "worker connected again"), "it is replaced", PATIENCE_S)
+        eventually(lambda: logged(broker, "worker connected again"), "it is replaced")
         eventually(lambda: is_ready(broker), "all are served")
     with RawPeer.connect(broker.amqp_port) as peer:
         peer.attach_receiver("orders", credit=10)

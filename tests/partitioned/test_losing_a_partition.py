@@ -13,9 +13,10 @@ import pytest
 from broker.gateway.links.partitioned_senders import BACK_SECONDS
 from broker.namespace.fragments import fragment_of
 from tests.brokers import Broker
-from tests.end_to_end.health import eventually, is_ready, worker_of
+from tests.end_to_end.health import is_ready, worker_of
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, Frame, RawPeer, body_of, error_of, message
 from tests.partitioned.test_partitioned_entities import keyed
+from tests.patience import eventually
 
 PARTITIONS, WORKERS = 4, 2
 CONFIG = f"""

@@ -15,12 +15,6 @@ from protocol.engine.sasl import Identity, IdentityKind, SaslServer
 CREDIT = 100
 
 
-async def until(is_so: Callable[[], object]) -> None:
-    """Let both sides work until it is so; the test's own time-out ends a vain wait."""
-    while not is_so():  # noqa: ASYNC110 - nothing tells of a change in the engine
-        await asyncio.sleep(0)
-
-
 class ScriptedPeer:
     """Replace what it should do otherwise: `on_message`, `on_attach`, `on_flow`, `on_outcome`, `speak`."""
 

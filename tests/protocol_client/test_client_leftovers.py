@@ -14,7 +14,8 @@ from protocol.client.errors import AuthenticationFailed, ClientError, Connection
 from protocol.client.messages import Message, value_section
 from protocol.engine.deliveries import reject
 from tests.leftovers import Leftovers
-from tests.protocol_client.scripted_peer import ScriptedPeer, until
+from tests.patience import until
+from tests.protocol_client.scripted_peer import ScriptedPeer
 
 BODY = Message.of(b"x" * 1000).encode()
 LARGE = Message.of(b"x" * 200_000).encode()

@@ -18,7 +18,7 @@ from protocol.engine.deliveries import (
     settle,
 )
 from protocol.engine.proton import ffi, lib
-from tests.protocol_client.scripted_peer import until
+from tests.patience import until
 
 
 def message(number=0):

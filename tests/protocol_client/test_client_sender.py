@@ -8,7 +8,7 @@ from protocol.client.connection import OUTPUT_HIGH_BYTES
 from protocol.client.errors import LinkClosed, LinkDetached, MessageRefused, MessageReturned
 from protocol.client.messages import Message
 from protocol.engine.deliveries import ACCEPTED, MODIFIED, RELEASED, forget, reject, settle
-from tests.protocol_client.scripted_peer import until
+from tests.patience import until
 
 MESSAGE = Message.of(b"hello").encode()
 

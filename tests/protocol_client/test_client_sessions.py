@@ -10,7 +10,7 @@ from protocol.client.messages import Message
 from protocol.codec import Described, ULong
 from protocol.engine.deliveries import ACCEPTED
 from protocol.symbols import SESSION_FILTER
-from tests.protocol_client.scripted_peer import until
+from tests.patience import until
 
 
 async def send(connection, *messages):

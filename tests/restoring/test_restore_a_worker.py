@@ -15,8 +15,8 @@ from storage.data_dir import read_description
 from storage.maintenance import verify
 from tests.brokers import KEY, KEY_NAME
 from tests.cluster.machines import Certificates, Cluster, Machine
-from tests.end_to_end.health import eventually
-from tests.restoring.capture_and_restore import WAIT_S, as_it_was, capture_all, restore
+from tests.patience import eventually
+from tests.restoring.capture_and_restore import as_it_was, capture_all, restore
 from tests.restoring.everything import CONFIG, load, names_in, seen, settled
 
 
@@ -106,9 +106,9 @@ def test_a_journal_that_is_away_is_named_and_no_part_is_taken_for_all(cluster):
     assert asked(gateway, at)[0] == 200  # rows of the others are there
     assert asked(gateway, at.replace("/0?", "/1?"))[0] == 503
     away.start()
-    eventually(lambda: asked(gateway, "/$journal")[0] == 200, "the journal is there again", WAIT_S)
+    eventually(lambda: asked(gateway, "/$journal")[0] == 200, "the journal is there again")
     for each in cluster.gateways:
-        eventually(lambda each=each: each.get("/readyz")[0] == 200, "all partitions are there", WAIT_S)
+        eventually(lambda each=each: each.get("/readyz")[0] == 200, "all partitions are there")
 
 
 def test_a_machine_that_is_gone_comes_back_with_what_was_captured(cluster, tmp_path):
@@ -123,7 +123,7 @@ def test_a_machine_that_is_gone_comes_back_with_what_was_captured(cluster, tmp_p
     assert (description.partitions, description.owned) == (4, (1, 3))
     assert verify(lost.data_dir).ok
     lost.start()
-    eventually(lambda: gateway.get("/readyz")[0] == 200, "all partitions are there", 30)
+    eventually(lambda: gateway.get("/readyz")[0] == 200, "all partitions are there")
     after = asyncio.run(settled(gateway))
     for place, messages in before.items():
         assert {number: as_it_was(each) for number, each in after[place].items()} == {

@@ -6,7 +6,7 @@ import pytest
 
 from protocol.codec import Described, Int, Long, Symbol, UInt, decode
 from tests.brokers import Broker
-from tests.end_to_end.health import eventually, metrics
+from tests.end_to_end.health import metrics
 from tests.end_to_end.raw_peer import (
     ACCEPTED,
     ATTACH,
@@ -25,6 +25,7 @@ from tests.end_to_end.raw_peer import (
     source,
 )
 from tests.end_to_end.raw_requests import Node
+from tests.patience import eventually
 from tests.sessions.conftest import CONFIG
 from tests.sessions.raw_sessions import (
     FILTER,

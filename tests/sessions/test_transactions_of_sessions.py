@@ -10,7 +10,6 @@ import pytest
 from protocol.codec import Array, Long, Symbol, Timestamp
 from protocol.lock_tokens import uuid_of
 from tests.brokers import Broker
-from tests.end_to_end.health import eventually
 from tests.end_to_end.raw_peer import (
     ACCEPTED,
     DETACH,
@@ -27,6 +26,7 @@ from tests.end_to_end.raw_peer import (
 )
 from tests.end_to_end.raw_requests import Node
 from tests.end_to_end.raw_transactions import Coordinator, answer_of, within
+from tests.patience import eventually
 from tests.sessions.conftest import PLAIN
 from tests.sessions.raw_sessions import accept, in_session, receive, send
 

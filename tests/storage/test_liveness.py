@@ -5,14 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.liveness import BEAT, LOOK_SECONDS, ON_DISK, PIPE_SECONDS, PipeSigns, SharedSigns, Silence, is_stopped
-from tests.end_to_end.raw_peer import PATIENCE_S
+from tests.patience import eventually
 
 
 def never() -> bool:
@@ -145,16 +144,9 @@ def test_a_process_is_stopped_between_sigstop_and_sigcont_whatever_its_name_is()
             process.stdout.readline()
             assert not is_stopped(process.pid)
             os.kill(process.pid, signal.SIGSTOP)
-            until(lambda: is_stopped(process.pid))
+            eventually(lambda: is_stopped(process.pid), "it is stopped")
             os.kill(process.pid, signal.SIGCONT)
-            until(lambda: not is_stopped(process.pid))
+            eventually(lambda: not is_stopped(process.pid), "it goes on")
         finally:
             process.kill()
     assert not is_stopped(process.pid)
-
-
-def until(condition):
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)

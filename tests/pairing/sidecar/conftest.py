@@ -10,7 +10,7 @@ import pytest
 from protocol.client.errors import ClientError
 from protocol.client.messages import Message
 from tests.brokers import KEY, KEY_NAME, Broker
-from tests.end_to_end.raw_peer import PATIENCE_S
+from tests.patience import PATIENCE_S
 from tests.ports import free_ports
 from tests.sidecars import Sidecar
 

@@ -11,10 +11,10 @@ from protocol.client.errors import ClientError, LinkDetached, RequestFailed
 from protocol.client.messages import Message
 from protocol.message.batches import pack_batch
 from tests.brokers import Broker
-from tests.end_to_end.raw_peer import PATIENCE_S
 from tests.pairing.again import Again
 from tests.pairing.conftest import QUEUES, contents, set_status, taken
 from tests.pairing.sidecar.conftest import PATIENT, Pair, eventually, message
+from tests.patience import PATIENCE_S
 
 SOON_S = 5.0  # what lasts half a second here, on a busy machine; by default it would last ten
 

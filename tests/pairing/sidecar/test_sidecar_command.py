@@ -11,9 +11,9 @@ from broker.cli.authority import Authority
 from protocol.client.connection import connect
 from protocol.client.connection_string import Plain
 from tests.brokers import KEY, KEY_NAME, Broker
-from tests.end_to_end.raw_peer import PATIENCE_S
 from tests.pairing.commands import Command, both
 from tests.pairing.sidecar.conftest import Pair, eventually, message
+from tests.patience import PATIENCE_S
 from tests.ports import free_ports
 
 STRICT = f"""

@@ -18,9 +18,10 @@ from tests.brokers import KEY, KEY_NAME
 from tests.end_to_end.raw_peer import CLOSE, frame_bytes, message
 from tests.hostile_input import OPENED, attach, say, transfer
 from tests.leftovers import Leftovers
+from tests.patience import until
 from tests.ports import free_ports
 from tests.processes import connection_string
-from tests.protocol_client.scripted_peer import ScriptedPeer, until
+from tests.protocol_client.scripted_peer import ScriptedPeer
 
 INIT = frame_bytes(0, encode(Described(ULong(0x41), [Symbol("ANONYMOUS"), b""])), kind=1)
 KEYED = frame_bytes(0, encode(Described(ULong(0x41), [Symbol("PLAIN"), plain_response(KEY_NAME, KEY)])), kind=1)

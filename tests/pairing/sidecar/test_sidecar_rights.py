@@ -10,9 +10,9 @@ from protocol.client.connection_string import Credentials, Plain, SharedAccessSi
 from protocol.client.errors import AuthenticationFailed, ClientError, ConnectionLost, LinkDetached
 from protocol.nodes import sas_tokens
 from tests.brokers import KEY, KEY_NAME, Broker
-from tests.end_to_end.raw_peer import PATIENCE_S
 from tests.pairing.conftest import QUEUES, contents
 from tests.pairing.sidecar.conftest import Pair, message
+from tests.patience import PATIENCE_S
 
 OTHER_KEY = "b3RoZXItb3RoZXItb3RoZXItb3RoZXItb3RoZXItb3Q="
 KEYS = f"""

@@ -24,7 +24,6 @@ from tests.end_to_end.raw_peer import (
     END,
     FLOW,
     OPEN,
-    PATIENCE_S,
     PYTHON,
     REJECTED,
     Closed,
@@ -38,6 +37,7 @@ from tests.end_to_end.raw_peer import (
 from tests.end_to_end.raw_requests import Node, put_token
 from tests.pairing.conftest import QUEUES, set_status
 from tests.pairing.sidecar.conftest import PATIENT, Pair
+from tests.patience import PATIENCE_S
 
 FORCED = "amqp:connection:forced"
 TIMEOUT = "com.microsoft:timeout"

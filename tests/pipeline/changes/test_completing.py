@@ -12,8 +12,7 @@ from protocol.client.messages import Message
 from protocol.message.batches import pack_batch
 from pyspark_peeklock.options import Access
 from tests.brokers import Broker
-from tests.end_to_end.health import eventually
-from tests.end_to_end.raw_peer import PATIENCE_S
+from tests.patience import PATIENCE_S, eventually
 from tests.pipeline.holding import locked
 from tests.pipeline.programs import counts_over_http
 
@@ -188,5 +187,5 @@ def test_while_a_worker_is_away_it_is_tried_again(tmp_path, way):
         assert [number for each in ended for number in each.left] == []
         numbers = sorted(number for each in ended for number in (*each.completed, *each.gone))
         assert numbers == [each.number for each in found]
-        eventually(lambda: broker.get("/readyz")[0] == 200, "the worker is there again", 30)
+        eventually(lambda: broker.get("/readyz")[0] == 200, "the worker is there again")
         assert take(broker, "orders" + DEAD) == {}

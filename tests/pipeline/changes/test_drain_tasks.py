@@ -14,7 +14,7 @@ from broker.pairing.syphon.options import SyphonOptions
 from pipeline.jobs.changing.draining import End, Plan
 from pyspark_peeklock.options import Access
 from tests.brokers import REPOSITORY, Broker
-from tests.end_to_end.health import eventually
+from tests.patience import eventually
 from tests.pipeline.backlogs import (
     ENTITIES,
     NAME,
@@ -77,7 +77,7 @@ def drain_all(plan):
 def test_a_task_killed_in_the_middle_loses_and_doubles_nothing(primary, secondary, plan):
     fill(secondary, 3000, "killed")
     tasks = [begin(queue, replace(plan, rate=2000.0)) for queue in QUEUES]
-    eventually(lambda: arrived(primary), "the first have arrived", START_S)
+    eventually(lambda: arrived(primary), "the first have arrived")
     for task in tasks:
         task.kill()
         with task:
@@ -130,7 +130,7 @@ def test_a_task_that_loses_its_lease_stops(primary, secondary, plan):
             await client.delete(lease_queue(NAME))
 
     task = begin(QUEUES[0], replace(plan, rate=50.0))
-    eventually(lambda: arrived(primary), "the first have arrived", START_S)
+    eventually(lambda: arrived(primary), "the first have arrived")
     asyncio.run(take_lease_away())
     found = end(task)
     assert found.end is End.LEASE_LOST

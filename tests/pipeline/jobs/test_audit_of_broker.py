@@ -13,7 +13,7 @@ pytest.importorskip("pyspark")
 
 from pipeline.jobs import audit, running
 from tests.brokers import REPOSITORY, Broker
-from tests.end_to_end.health import eventually
+from tests.patience import eventually
 from tests.pipeline import ledgers, planting
 from tests.pipeline.ledgers import History
 from tests.pipeline.planting import Ledger
@@ -79,7 +79,7 @@ class Busy(threading.Thread):
 
 def test_while_messages_come_and_go_all_are_judged_and_none_is_a_fault(broker, tmp_path):
     with Busy(broker) as busy:
-        eventually(lambda: busy.traffic.done > 2 * len(busy.traffic.parts()), "some was sent", 60)
+        eventually(lambda: busy.traffic.done > 2 * len(busy.traffic.parts()), "some was sent")
         capture(broker, tmp_path)
         sent = busy.traffic.sent
         found = audited(broker, tmp_path, "audit")

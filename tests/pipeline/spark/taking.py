@@ -3,7 +3,7 @@
 import asyncio
 
 from protocol.client.connection import connect_to
-from tests.end_to_end.raw_peer import PATIENCE_S
+from tests.patience import PATIENCE_S
 
 
 def take_all(broker, queue, at_least=0):

@@ -15,8 +15,8 @@ from pyspark_peeklock.errors import SendFailed, UnfitRow
 from pyspark_peeklock.identity import Identities
 from pyspark_peeklock.options import Options, SinkOptions
 from pyspark_peeklock.sending import send_rows
-from tests.brokers import START_TIMEOUT_S, Broker
-from tests.end_to_end.health import eventually
+from tests.brokers import Broker
+from tests.patience import eventually
 from tests.pipeline.spark.taking import take_all
 
 ENTITIES = """
@@ -57,7 +57,7 @@ def test_a_broker_that_is_killed_twice_gets_every_row_once(own_broker, tmp_path)
             yield batch(number * 100, 100)
 
     counts = send(tmp_path, batches(), batchBytes="2048", maxInFlight="8")
-    eventually(lambda: len(killed) == 2 and own_broker.running, "it is started again", START_TIMEOUT_S)
+    eventually(lambda: len(killed) == 2 and own_broker.running, "it is started again")
     assert counts.messages == 4000
     found = take_all(own_broker, "once", 4000)
     assert sorted(int(each.message_id) for each in found) == list(range(4000))

@@ -16,7 +16,7 @@ from protocol.nodes.sas_tokens import generate
 from storage.capture.place import Place
 from storage.capture.reading import Captured
 from tests.brokers import KEY, KEY_NAME, Broker
-from tests.end_to_end.raw_peer import PATIENCE_S
+from tests.patience import eventually
 
 CONFIG = """
 [[queues]]
@@ -61,19 +61,12 @@ def send(broker, count, body="hello"):
     command(broker, "send", "orders", "--body", body, "--count", str(count))
 
 
-def until(true, patience_s=PATIENCE_S):
-    end = time.monotonic() + patience_s
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.2)
-
-
 def test_what_happened_is_in_the_journal(spark, journaled, read):
     send(journaled, 30)
     command(journaled, "receive", "orders", "--count", "10")
     command(journaled, "dead-letter", "orders", "--count", "5")
     command(journaled, "purge", "orders", "--yes")
-    until(lambda: read(spark.read).where("op = 'purged'").count() == 15)
+    eventually(lambda: read(spark.read).where("op = 'purged'").count() == 15, "all is told")
     frame = read(spark.read, entity="orders").where("subQueue = 'active'")
     assert {row.op: row["count"] for row in frame.groupBy("op").count().collect()} == {
         "enqueued": 30,
@@ -108,17 +101,17 @@ def test_a_stream_copies_each_message_once_though_the_broker_is_killed(spark, jo
         .start()
     )
     try:
-        until(lambda: any(each["numInputRows"] for each in query.recentProgress), 60)
+        eventually(lambda: any(each["numInputRows"] for each in query.recentProgress), "the first batch")
         journaled.kill()
         journaled.start()
         send(journaled, 500, "two")
-        until(lambda: count(journaled, "copies") >= 1000, 60)
+        eventually(lambda: count(journaled, "copies") >= 1000, "all are copied")
         time.sleep(1.0)  # nothing may come twice meanwhile
         assert count(journaled, "copies") == 1000
         assert query.isActive
         # Each batch is told when the next one has begun, and only rows of the queue that is read make one.
         send(journaled, 1)
-        until(lambda: any(each["name"] == "copier" for each in overview(journaled)["consumers"]))
+        eventually(lambda: any(each["name"] == "copier" for each in overview(journaled)["consumers"]), "it is told")
         [copier] = [each for each in overview(journaled)["consumers"] if each["name"] == "copier"]
         assert sum(each["offset"] for each in copier["partitions"]) > 0
     finally:
@@ -135,7 +128,7 @@ def test_the_capture_of_a_broker_has_the_rows_of_its_journal(spark, journaled, r
     for received in (50, 100, 150):
         send(journaled, 100)
         command(journaled, "receive", "orders", "--count", "50")
-        until(lambda wanted=received: read(spark.read).where("op = 'completed'").count() == wanted)
+        eventually(lambda wanted=received: read(spark.read).where("op = 'completed'").count() == wanted, "all is told")
         command(
             journaled, "capture", str(folder), "--once", "--http-endpoint", f"http://localhost:{journaled.http_port}"
         )
