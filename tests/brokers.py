@@ -12,14 +12,14 @@ import psutil
 
 from bench.processes import command_of
 from tests.caller import SIDECAR, WORKERS
+from tests.patience import PATIENCE_S
 from tests.ports import free_ports
 from tests.processes import REPOSITORY as REPOSITORY
-from tests.processes import STOP_TIMEOUT_S, OwnProcess, ProcessFailed, connection_string
+from tests.processes import OwnProcess, ProcessFailed, connection_string
 from tests.sidecars import Sidecar
 
 KEY_NAME = "RootManageSharedAccessKey"
 KEY = "SAS_KEY_VALUE"  # the emulator's well-known key
-START_TIMEOUT_S = 60.0
 
 
 BrokerFailed = ProcessFailed
@@ -118,7 +118,7 @@ class Broker(OwnProcess):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         self._process.wait()
-        psutil.wait_procs(tree, timeout=STOP_TIMEOUT_S)
+        psutil.wait_procs(tree, timeout=PATIENCE_S)
         self._process = None
 
     def restart(self) -> None:
@@ -169,7 +169,7 @@ class Broker(OwnProcess):
 
     def wait_until_ready(self, said_before: int) -> None:
         """Until it says so behind `said_before` bytes of its log: who answers on its port may be another broker."""
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             if not self.running:
                 raise BrokerFailed(f"ended while starting\n{self.log()}")
@@ -177,7 +177,7 @@ class Broker(OwnProcess):
                 if b" is ready." in self.log_file.read_bytes()[said_before:] and self.get("/readyz")[0] == 200:
                     return
             time.sleep(0.02)
-        raise BrokerFailed(f"not ready after {START_TIMEOUT_S:.0f} s\n{self.log()}")
+        raise BrokerFailed(f"not ready after {PATIENCE_S:.0f} s\n{self.log()}")
 
 
 @contextlib.contextmanager

@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import Self
 
 from tests import preloaded
+from tests.patience import PATIENCE_S
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-STOP_TIMEOUT_S = 20.0
 LOG_TAIL_BYTES = 20_000
 
 
@@ -80,10 +80,10 @@ class OwnProcess(ABC):
         assert self._process is not None, "it is not running"
         self._process.send_signal(signal.SIGTERM)
         try:
-            code = self._process.wait(STOP_TIMEOUT_S)
+            code = self._process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise ProcessFailed(f"still running {STOP_TIMEOUT_S:.0f} s after SIGTERM\n{self.log()}") from None
+            raise ProcessFailed(f"still running {PATIENCE_S:.0f} s after SIGTERM\n{self.log()}") from None
         self._process = None
         if code != 0:
             raise ProcessFailed(f"ended with exit code {code} after SIGTERM\n{self.log()}")

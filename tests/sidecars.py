@@ -4,9 +4,8 @@ import sys
 import time
 from pathlib import Path
 
+from tests.patience import PATIENCE_S
 from tests.processes import OwnProcess, ProcessFailed, connection_string
-
-START_TIMEOUT_S = 30.0
 
 
 class Sidecar(OwnProcess):
@@ -23,7 +22,7 @@ class Sidecar(OwnProcess):
     def start(self) -> None:
         command = [sys.executable, "-m", "broker.cli", "pair", "--listen", f"127.0.0.1:{self.port}"]
         said_before = self.begin_command(*command, "--ops-port", str(self.ops_port), *self._arguments)
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + PATIENCE_S
         while b"sidecar is ready" not in self.log_file.read_bytes()[said_before:]:
             if not self.running or time.monotonic() > deadline:
                 text = f"not ready\n{self.log()}"

@@ -12,9 +12,9 @@ from bench.processes import cpu_s
 from bench.rabbitmq import RabbitMQ
 from bench.servers import Peeklock, Server, ServerMissing
 from tests.caller import REQUIRE_INTEROP
+from tests.patience import PATIENCE_S
 
 MESSAGES = 500
-START_TIMEOUT_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_a_server_stops_while_paused_and_keeps_what_it_accepted_when_it_is_kille
     assert not [process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
     server.start()
-    until = time.monotonic() + START_TIMEOUT_S
+    until = time.monotonic() + PATIENCE_S
     while True:  # RabbitMQ listens before its queues are up
         try:
             received = run(tools, server, "recv", "-n", str(MESSAGES + 1))

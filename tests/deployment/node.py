@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.deployment.kubernetes_api import KubernetesApi
+from tests.patience import PATIENCE_S
 
 Object = dict[str, Any]
-STOP_SECONDS: Final = 20.0
-WAIT_SECONDS: Final = 20.0
 _OF_THE_POD: Final = {"status.podIP": "127.0.0.1"}
 
 
@@ -47,7 +46,7 @@ class Node:
     def __exit__(self, *_: object) -> None:
         with ExitStack() as stack:
             for process in self._running.values():
-                stack.callback(process.wait, STOP_SECONDS)
+                stack.callback(process.wait, PATIENCE_S)
                 process.kill()
 
     def directory(self, pod: Object) -> Path:
@@ -116,7 +115,7 @@ class Node:
 
     def _config_map(self, pod: Object, name: str) -> dict[str, str]:
         """Waits until it is there: spark-submit makes the pod of a driver first."""
-        deadline = time.monotonic() + WAIT_SECONDS
+        deadline = time.monotonic() + PATIENCE_S
         while (found := self._api.objects.get(("configmaps", pod["metadata"]["namespace"], name))) is None:
             assert time.monotonic() < deadline, name
             time.sleep(0.1)

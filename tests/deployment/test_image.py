@@ -13,13 +13,12 @@ from proton.utils import BlockingConnection
 
 from tests.caller import BUILD_IMAGE
 from tests.deployment.clean_root import Image, build, make_base
+from tests.patience import PATIENCE_S
 from tests.pipeline import ledgers
 from tests.pipeline.ledgers import History
 from tests.ports import free_ports
 
 pytestmark = pytest.mark.skipif(not BUILD_IMAGE, reason="takes minutes, root and the network: make image")
-
-READY_SECONDS = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +59,7 @@ def test_the_image_serves_as_its_user_with_nothing_but_its_files(image: Image) -
             stderr=file,
         )
     try:
-        deadline = time.monotonic() + READY_SECONDS
+        deadline = time.monotonic() + PATIENCE_S
         while "is ready" not in output.read_text():
             assert process.poll() is None, output.read_text()
             assert time.monotonic() < deadline, output.read_text()

@@ -26,7 +26,6 @@ PAIRING: Final = REPOSITORY / "deploy" / "pairing"
 COMPOSE: Final = PAIRING / "compose.yaml"
 KEYS: Final = {"PRIMARY_KEY": "the/key+of the primary==", "SECONDARY_KEY": "the/key+of the secondary=="}
 BROKERS: Final = ("primary", "secondary")
-START_SECONDS: Final = 40
 STOP_SECONDS: Final = 25
 
 Service = dict[str, Any]

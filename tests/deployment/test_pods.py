@@ -16,10 +16,10 @@ from pathlib import Path
 
 from tests.capture.checks import captured_rows
 from tests.deployment.manifests import ROOT, build, container, image_environment, named, pod, variables, workload
+from tests.patience import PATIENCE_S
 from tests.ports import free_ports
 
 KEY = "the root key of this test"
-START_SECONDS = 60.0
 STOP_SECONDS = 30.0
 
 
@@ -117,7 +117,7 @@ class Pods:
 
     def wait_for(self, port: int, path: str, status: int) -> str:
         """The answer, once it has this status."""
-        until = time.monotonic() + START_SECONDS
+        until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
             for name, process in self._running.items():
                 assert process.poll() is None, (self.here / f"{name}.log").read_text()

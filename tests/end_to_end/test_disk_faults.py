@@ -10,10 +10,9 @@ from tests.brokers import Broker, running
 from tests.end_to_end.health import elsewhere, is_ready, logged, metrics, serves
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, Closed, RawPeer, body_of, error_of, message
 from tests.own_disk import OwnDisk, broker_on, own_disk_or_skip
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
 STALL_MS = 3000
-PATIENCE_S = 20.0
 QUEUES = ("orders", elsewhere("orders"))  # on two partitions
 CONFIG = f"""
 partitions = 2

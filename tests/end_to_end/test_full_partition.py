@@ -16,9 +16,8 @@ from tests.brokers import Broker, running
 from tests.end_to_end.health import elsewhere, logged, metrics
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, RawPeer, body_of, error_of, message
 from tests.own_disk import MIB, OwnDisk, own_disk_or_skip
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
-PATIENCE_S = 20.0
 COMPLETED, LARGE = 50, 100
 QUEUES = ("orders", elsewhere("orders"))
 CONFIG = f"""

@@ -11,12 +11,11 @@ import pytest
 
 from tests.brokers import Broker
 from tests.end_to_end.health import is_ready, logged, serves
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 from tests.shims import NoCompiler, make_shim
 
 SHIM = Path(__file__).parents[1] / "partitioned" / "slow_disk.c"
 STALL_S = 3.0
-PATIENCE_S = 60.0
 READY = b" is ready."
 CONFIG = f"""
 partitions = 2

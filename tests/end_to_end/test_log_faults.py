@@ -16,13 +16,12 @@ from storage.log.segments import segment_numbers, segment_path
 from tests.brokers import Broker, BrokerFailed
 from tests.end_to_end.health import elsewhere, is_ready, logged, metrics, serves
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, Closed, RawPeer, body_of, error_of, message
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 from tests.without_calls import OPENAT, without
 
 FAULTY_DISK = Path(__file__).with_name("faulty_disk")
 needs_filters = pytest.mark.skipif(OPENAT == -1, reason="the numbers of system calls are not known here")
 STALL_MS = 3000
-PATIENCE_S = 30.0
 CONFIG = f"""
 partitions = 1
 worker_stall_timeout_ms = {STALL_MS}

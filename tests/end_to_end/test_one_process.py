@@ -30,9 +30,8 @@ from tests.end_to_end.raw_peer import (
     error_of,
     message,
 )
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
-PATIENCE_S = 20.0
 QUEUES = ("orders", elsewhere("orders"))  # on two partitions
 CONFIG = "partitions = 2\n" + "".join(f'[[queues]]\nname = "{name}"\n' for name in ("witness", *QUEUES))
 FAULTY_PROCESS = Path(__file__).with_name("faulty_process")
@@ -242,6 +241,6 @@ def test_a_second_signal_means_now(tmp_path):
     os.kill(broker.pid, signal.SIGTERM)
     eventually(lambda: logged(broker, '"stopping"'), "that it stops")
     os.kill(broker.pid, signal.SIGTERM)
-    _, alive = psutil.wait_procs(children, timeout=PATIENCE_S / 4)
+    _, alive = psutil.wait_procs(children, timeout=5.0)
     assert not alive
     broker.kill()

@@ -27,13 +27,12 @@ from tests.end_to_end.raw_peer import (
     outcome,
 )
 from tests.end_to_end.raw_requests import Node
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
 BUSY = "com.microsoft:server-busy"
 UNKNOWN = "com.microsoft:timeout"
 LOCK_LOST = "com.microsoft:message-lock-lost"
 CONFIG = "partitions = 2\n" + "".join(f'[[queues]]\nname = "{name}"\n' for name in ("witness", "orders"))
-PATIENCE_S = 20.0
 
 
 @pytest.fixture

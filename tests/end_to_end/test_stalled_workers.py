@@ -10,7 +10,7 @@ from tests.brokers import Broker
 from tests.end_to_end.health import elsewhere, logged, serves, worker_of
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, RawPeer, body_of, error_of, message
 from tests.end_to_end.raw_requests import Node
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
 STALL_MS = 3000
 OTHER = elsewhere("witness")
@@ -27,7 +27,6 @@ name = "{OTHER}"
 # More than a gateway keeps for one worker, with what the socket takes.
 PEERS, SENDS, BODY_BYTES = 4, 200, 60_000
 BUSY, UNKNOWN = "com.microsoft:server-busy", "com.microsoft:timeout"
-PATIENCE_S = 30.0
 
 
 @pytest.fixture

@@ -16,12 +16,11 @@ from tests.end_to_end.health import is_ready, metrics, serves
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, RawPeer, body_of, error_of, message
 from tests.end_to_end.raw_requests import Node
 from tests.own_disk import MIB, OwnDisk, broker_on, own_disk_or_skip
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
 PARTITIONS = 4
 DISK_BYTES = 96 * MIB
 LARGE = 20_000
-PATIENCE_S = 30.0
 NO_ROOM = "amqp:resource-limit-exceeded"
 
 

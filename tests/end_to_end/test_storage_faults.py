@@ -19,13 +19,12 @@ from storage.store import Table
 from tests.brokers import REPOSITORY, Broker, BrokerFailed
 from tests.end_to_end.health import metrics, process_ids, send_numbers, serves
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, RawPeer, body_of, error_of, message, outcome
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 from tests.ports import free_ports
 
 FULL = "amqp:resource-limit-exceeded"
 ONE_PARTITION = 'partitions = 1\n[[queues]]\nname = "witness"\n[[queues]]\nname = "orders"\n'
 BODY = bytes(60_000)  # one transfer each
-PATIENCE_S = 20.0
 
 
 @pytest.fixture

@@ -15,13 +15,12 @@ from protocol.client.links import Receiver
 from protocol.client.messages import Message
 from storage.maintenance import verify
 from tests.brokers import Broker
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
 QUEUES = [f"queue-{number}" for number in range(8)]
 CONFIG = "partitions = 2\n" + "".join(f'[[queues]]\nname = "{name}"\nlock_duration_ms = 60000\n' for name in QUEUES)
 HERE = QUEUES[0]
 BESIDE = next(name for name in QUEUES[1:] if home_partition(name, 2) == home_partition(HERE, 2))
-RESTART_PATIENCE_S = 30.0
 ELSEWHERE = next(name for name in QUEUES if home_partition(name, 2) != home_partition(HERE, 2))
 
 
@@ -284,12 +283,12 @@ def test_a_process_killed_at_any_time_leaves_all_of_a_transaction_or_nothing(tmp
                 goes_on = asyncio.Event()
                 working = asyncio.create_task(work(goes_on))
                 working.add_done_callback(lambda _: goes_on.set())
-                await asyncio.wait_for(goes_on.wait(), RESTART_PATIENCE_S)
+                await asyncio.wait_for(goes_on.wait(), PATIENCE_S)
                 await asyncio.sleep(chance.random() / 4)  # at any point of a transaction
                 victim(broker).kill()
                 answered = len(committed) + 10
                 goes_on.clear()
-                await asyncio.wait_for(goes_on.wait(), RESTART_PATIENCE_S)
+                await asyncio.wait_for(goes_on.wait(), PATIENCE_S)
                 working.cancel()
                 with pytest.raises(asyncio.CancelledError if victim is Broker.worker else ClientError):
                     await working

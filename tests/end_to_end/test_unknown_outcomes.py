@@ -26,12 +26,11 @@ from tests.end_to_end.raw_peer import (
 )
 from tests.end_to_end.raw_requests import Node
 from tests.end_to_end.raw_transactions import DISCHARGE, Coordinator, answer_of, within
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
 UNKNOWN = "com.microsoft:timeout"
 LOCK_LOST = "com.microsoft:message-lock-lost"
 SESSION_LOCK_LOST = "com.microsoft:session-lock-lost"
-PATIENCE_S = 20.0
 CONFIG = """
 [[queues]]
 name = "orders"

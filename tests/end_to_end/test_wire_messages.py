@@ -2,7 +2,6 @@
 
 import random
 import struct
-import time
 from uuid import UUID
 
 import pytest
@@ -24,7 +23,7 @@ from tests.end_to_end.raw_peer import (
     outcome,
 )
 from tests.end_to_end.raw_requests import Node
-from tests.patience import PATIENCE_S, eventually
+from tests.patience import eventually
 
 ARGUMENT = "com.microsoft:argument-error"
 DECODE = "amqp:decode-error"
@@ -446,12 +445,8 @@ def test_requests_whose_responses_find_no_credit_do_not_pile_up(broker):
         eventually(lambda: requests() == before + 3000, "all are done")
         peer.nothing_more(TRANSFER)
         peer.flow(node.receiver, 5000)
-        answered = 0
-        end = time.monotonic() + PATIENCE_S
-        while answered < 1000 and time.monotonic() < end:
+        for _ in range(1000):
             assert node.response().status == 410
-            answered += 1
-        assert answered == 1000
         peer.nothing_more(TRANSFER)
 
 

@@ -36,6 +36,7 @@ from tests.crash_ledger.links import Login
 from tests.crash_ledger.load import Load, Mix
 from tests.crash_ledger.run import recover
 from tests.logs import open_tables
+from tests.patience import PATIENCE_S
 
 PARTITIONS = 4
 # To another partition of the same worker, to the other worker, within the partition, and to the first worker again.
@@ -45,7 +46,6 @@ CONFIG = f"partitions = {PARTITIONS}\n" + "\n".join(
     f'[[queues]]\nname = "{name}"\n' + (f'forward_to = "{to}"\n' if to else "")
     for name, to in zip_longest(CHAIN, list(CHAIN)[1:])
 )
-ARRIVAL_TIMEOUT_S = 60.0
 
 
 @dataclass
@@ -202,10 +202,10 @@ def _verified(broker: Broker, when: str) -> list[str]:
 
 
 def _wait_until_arrived(broker: Broker) -> None:
-    end = time.monotonic() + ARRIVAL_TIMEOUT_S
+    end = time.monotonic() + PATIENCE_S
     while any(waiting(broker, name) for name in CHAIN if name != LAST):
         if time.monotonic() > end:
-            raise TimeoutError(f"messages are still under way after {ARRIVAL_TIMEOUT_S:.0f} s\n{broker.log()}")
+            raise TimeoutError(f"messages are still under way after {PATIENCE_S:.0f} s\n{broker.log()}")
         time.sleep(0.1)
 
 

@@ -20,7 +20,7 @@ from random import Random
 from tests.brokers import KEY, KEY_NAME, REPOSITORY, Broker
 from tests.end_to_end.health import assert_unharmed, metrics, process_ids
 from tests.fuzz.mutations import mutated, sasl_init, session
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
 CONFIG = """
 partitions = 2
@@ -38,7 +38,6 @@ name = "orders"
 max_size_mb = 16
 """
 CASES_BETWEEN_CHECKS = 200
-PATIENCE_S = 10.0
 
 
 class Found(Exception):

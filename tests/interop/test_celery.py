@@ -25,7 +25,6 @@ pytestmark = pytest.mark.interop
 
 NAME = "peeklock.net"
 OWN_HOSTS = ("unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"')
-PATIENCE_S = 30.0
 PYTHON = TOOLCHAINS["celery"].directory / "venv" / "bin" / "python"
 
 

@@ -21,7 +21,7 @@ from storage.journal.files import PartitionJournal
 from storage.journal.frames import Made
 from tests.brokers import KEY, KEY_NAME, REPOSITORY, Broker
 from tests.journal.journaled import plain_rows
-from tests.patience import PATIENCE_S
+from tests.patience import eventually
 
 CONFIG = """
 [journal]
@@ -336,16 +336,9 @@ def metrics(broker):
     return dict(line.rsplit(" ", 1) for line in lines if line.startswith("peeklock_journal"))
 
 
-def wait_for(condition, seconds=PATIENCE_S):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_metrics(served):
     broker, journals = served
-    wait_for(lambda: metrics(broker).get("peeklock_journal_up") == "1.0")
+    eventually(lambda: metrics(broker).get("peeklock_journal_up") == "1.0", "it is up")
     shown = metrics(broker)
     assert shown['peeklock_journal_low_offset{partition="3"}'] == str(float(journals[3].low))
     assert shown['peeklock_journal_stable_offset{partition="0"}'] == "450.0"
@@ -371,15 +364,15 @@ def test_a_client_that_goes_is_noticed_and_one_that_does_not_read_takes_no_memor
         client.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token}\r\n\r\n".encode())
         assert client.recv(12) == b"HTTP/1.1 200"
         clients.append(client)
-    wait_for(lambda: metrics(broker)["peeklock_journal_readers"] == "8.0")
+    eventually(lambda: metrics(broker)["peeklock_journal_readers"] == "8.0", "all read")
     after = [process.memory_info().rss for process in processes]
     assert journals[3].bytes > 25 << 20
     assert all(now - then < 60 << 20 for then, now in zip(before, after, strict=True)), "not whole answers"
     files = journal_process(broker).num_fds()
     for client in clients:
         client.close()
-    wait_for(lambda: metrics(broker)["peeklock_journal_readers"] == "0.0")
-    wait_for(lambda: journal_process(broker).num_fds() < files - 8)
+    eventually(lambda: metrics(broker)["peeklock_journal_readers"] == "0.0", "none reads")
+    eventually(lambda: journal_process(broker).num_fds() < files - 8, "files are closed")
 
 
 def test_a_journal_that_is_killed_is_started_again_and_a_cut_answer_is_no_whole_one(call, served):
@@ -401,7 +394,7 @@ def test_a_journal_that_is_killed_is_started_again_and_a_cut_answer_is_no_whole_
         assert status == 200 or (status == 503 and b"journal does not answer" in body), (status, body)
         return status == 200
 
-    wait_for(is_back)
+    eventually(is_back, "it is back")
     assert journal_process(broker).pid != process.pid
     assert offsets(call(path_of(journals[0], 0, 0, 10))[2]) == [*range(10)]
 

@@ -14,9 +14,9 @@ from storage.data_dir import RUN
 from storage.log.follower import durable_lsn, position_path, read_position
 from tests.brokers import REPOSITORY
 from tests.journal.journaled import journaled, logged, wanted
+from tests.patience import PATIENCE_S
 
 WRITER = Path(__file__).parent / "journaled.py"
-DEADLINE_S = 60.0
 
 
 class Process:
@@ -48,7 +48,7 @@ class Process:
     def end(self, number: int = signal.SIGTERM) -> int:
         self.child.send_signal(number)
         self.child.stdout.close()
-        return self.child.wait(timeout=DEADLINE_S)
+        return self.child.wait(timeout=PATIENCE_S)
 
 
 def test_killed_again_and_again_every_row_comes_once(tmp_path):

@@ -15,7 +15,7 @@ from bench.processes import command_of
 from tests.brokers import REPOSITORY, Broker
 from tests.end_to_end.health import is_ready, logged, serves
 from tests.end_to_end.raw_peer import ACCEPTED, CLOSE, DISPOSITION, Closed, RawPeer, message
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
 STALL_MS = 3000
 CONFIG = f"""
@@ -28,7 +28,6 @@ name = "witness"
 [[queues]]
 name = "orders"
 """
-PATIENCE_S = 20.0
 
 
 @pytest.fixture

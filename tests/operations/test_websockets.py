@@ -17,12 +17,11 @@ from websockets.typing import Subprotocol
 from protocol.engine.sasl import SASL_HEADER
 from tests.brokers import KEY, KEY_NAME, Broker
 from tests.operations.test_tls import Certificates
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 from tests.ports import free_ports
 
 PATH = "/$servicebus/websocket"
 SUBPROTOCOL = Subprotocol("AMQPWSB10")
-OPEN_TIMEOUT_S = 60.0  # a busy machine answers late
 QUEUES = '[[queues]]\nname = "orders"\n[[queues]]\nname = "many"\n'
 
 
@@ -34,7 +33,7 @@ def broker(tmp_path_factory):
 
 def opened(broker, path=PATH, **options):
     options = {"subprotocols": [SUBPROTOCOL], "compression": None, "max_size": None} | options
-    return connect(f"ws://localhost:{broker.http_port}{path}", open_timeout=OPEN_TIMEOUT_S, **options)
+    return connect(f"ws://localhost:{broker.http_port}{path}", open_timeout=PATIENCE_S, **options)
 
 
 class Bridge:
@@ -103,7 +102,7 @@ def test_over_tls(tmp_path):
     with Broker(tmp_path / "broker", config):
         trusting = ssl.create_default_context(cafile=made.ca)
         url = f"wss://localhost:{https}{PATH}/"
-        with connect(url, ssl=trusting, subprotocols=[SUBPROTOCOL], open_timeout=OPEN_TIMEOUT_S) as websocket:
+        with connect(url, ssl=trusting, subprotocols=[SUBPROTOCOL], open_timeout=PATIENCE_S) as websocket:
             connection = Bridge(websocket).connection()
             connection.create_sender("orders").send(proton.Message(body="one"))
             assert connection.create_receiver("orders").receive(20).body == "one"

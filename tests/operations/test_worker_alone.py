@@ -28,10 +28,10 @@ from storage.log.snapshot import Snapshot
 from storage.records import decode_entry
 from storage.store import Table
 from tests.brokers import REPOSITORY
+from tests.patience import PATIENCE_S, eventually
 
 QUEUE = 1 << 3
 WORKER = REPOSITORY / "tests" / "operations" / "children" / "worker_alone.py"
-PATIENCE_S = 20.0
 
 
 class Gateway:
@@ -169,10 +169,7 @@ def test_times_to_live_and_locks_end_though_the_clock_is_set_back_an_hour(worker
         (tmp_path / "back").touch()
         gateway.say([Op.SEND, 0, 1, QUEUE, [sent(ttl_ms=300)]])
         gateway.expect(Op.SENT)
-        deadline = time.monotonic() + PATIENCE_S
-        while gateway.ask("counts", QUEUE)[QUEUE][0] == 2:
-            assert time.monotonic() < deadline, "the message never expires"
-            time.sleep(0.05)
+        eventually(lambda: gateway.ask("counts", QUEUE)[QUEUE][0] != 2, "the message expires")
         begun = time.monotonic()
         gateway.say([Op.OPEN_RECEIVER, 0, 7, QUEUE, False, None], [Op.GRANT, 0, 7, 2])
         _, _, until_ms, [_, _, count, *_] = gateway.expect(Op.DELIVER)
@@ -180,7 +177,7 @@ def test_times_to_live_and_locks_end_though_the_clock_is_set_back_an_hour(worker
         left_ms = until_ms - (time.time() - 3600) * 1000
         assert 0 < left_ms < 6000, "clients are told the end of a lock by the clock that they see"
         assert gateway.expect(Op.DELIVER)[3][2] == 1
-        assert 4.5 < time.monotonic() - begun < PATIENCE_S
+        assert time.monotonic() - begun > 4.5
 
 
 def test_a_turn_takes_so_much_of_what_a_gateway_sent_at_once(worker):

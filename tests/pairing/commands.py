@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from tests.brokers import REPOSITORY, Broker
-
-END_SECONDS = 120.0  # on a machine that is busy with other tests
+from tests.patience import PATIENCE_S
 
 
 def both(primary: Broker, secondary: Broker) -> list[str]:
@@ -58,4 +57,4 @@ class Command:
         """Send a signal, if one is given, and wait for the end; the exit code."""
         if number is not None:
             self.process.send_signal(number)
-        return self.process.wait(END_SECONDS)
+        return self.process.wait(PATIENCE_S)

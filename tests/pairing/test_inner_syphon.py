@@ -20,7 +20,6 @@ from tests.patience import eventually
 from tests.ports import free_ports
 
 QUEUE = "main/x-servicebus-transfer/{}"
-PATIENCE_S = 120.0
 
 
 @pytest.fixture(scope="module")

@@ -28,13 +28,13 @@ from tests.end_to_end.raw_peer import (
 )
 from tests.end_to_end.raw_requests import Node, Response
 from tests.end_to_end.raw_transactions import DISCHARGE, Coordinator, answer_of, within
+from tests.patience import PATIENCE_S
 from tests.sessions.raw_sessions import ask as ask_for_session
 from tests.sessions.raw_sessions import in_session
 
 PARTITIONS, WORKERS = 4, 2
 SOUND, FAULTY = 2, 1  # partitions: that of a worker without a fault, and that of the worker that has it
 SEVERAL = 12  # of what goes anywhere: more than one for each partition
-PATIENCE_S = 30.0
 KEY, SCHEDULED = Symbol("x-opt-partition-key"), Symbol("x-opt-scheduled-enqueue-time")
 IN_2100_MS = 4_102_444_800_000
 KEPT = "kept"  # what an operation returns that waited for an error, and none came

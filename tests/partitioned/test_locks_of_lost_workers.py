@@ -28,7 +28,6 @@ enable_partitioning = true
 """
 LOCK_LOST, UNKNOWN = "com.microsoft:message-lock-lost", "com.microsoft:timeout"
 LOST = range(FAULTY, PARTITIONS, WORKERS)  # partitions of the worker that is lost
-PATIENCE_S = 20.0
 
 
 @pytest.fixture

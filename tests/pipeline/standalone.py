@@ -15,11 +15,10 @@ import psutil
 import pyspark
 
 from tests.brokers import REPOSITORY
+from tests.patience import PATIENCE_S
 from tests.ports import free_ports
 
 BIN = Path(pyspark.__file__).parent / "bin"
-START_SECONDS = 120.0
-END_SECONDS = 60.0
 # These processes live for a minute or two: the second compiler would cost more than it saves.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
@@ -66,7 +65,7 @@ class _Process:
         except psutil.NoSuchProcess:
             return []
 
-    def wait(self, seconds: float = END_SECONDS) -> int:
+    def wait(self, seconds: float = PATIENCE_S) -> int:
         """Its exit code. Raises ClusterFailed if it does not end in time."""
         try:
             return self._process.wait(seconds)
@@ -81,11 +80,11 @@ class _Process:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         self._process.wait()
-        psutil.wait_procs(tree, timeout=END_SECONDS)
+        psutil.wait_procs(tree, timeout=PATIENCE_S)
 
     def wait_for_line(self, pattern: str) -> None:
         """Raises ClusterFailed."""
-        end = time.monotonic() + START_SECONDS
+        end = time.monotonic() + PATIENCE_S
         while re.search(pattern, self.log()) is None:
             if self.code is not None or time.monotonic() > end:
                 raise ClusterFailed(f"{self.log_file.name} never said {pattern!r}\n{self.log()[-4000:]}")
@@ -227,5 +226,5 @@ def killed(process: psutil.Process) -> int:
     """SIGKILL, and wait until it is gone. Returns its pid."""
     with suppress(psutil.NoSuchProcess):
         process.send_signal(signal.SIGKILL)
-    psutil.wait_procs([process], timeout=END_SECONDS)
+    psutil.wait_procs([process], timeout=PATIENCE_S)
     return process.pid

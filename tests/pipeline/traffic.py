@@ -22,6 +22,7 @@ from protocol.client.links import Receiver
 from protocol.client.messages import Message
 from protocol.codec import Symbol, Timestamp
 from tests.brokers import Broker
+from tests.patience import PATIENCE_S
 
 CONFIG: Final = """
 partitions = 4
@@ -94,7 +95,6 @@ WAITING: Final = (
 )
 
 REASONS: Final = ("NoSuchCustomer", "BadTotal", "CurrencyUnknown")
-_PATIENCE_S: Final = 60.0
 _DUE_MS: Final = 1000  # in which scheduled messages become due
 _AWAY: Final = (ClientError, TimeoutError, OSError, HttpError)
 _QUEUE: Final = (
@@ -150,7 +150,7 @@ class Traffic:
 
     async def _connect_again(self) -> Connection:
         """Connect as soon as the broker is there. Raises what it says after so long."""
-        end = time.monotonic() + _PATIENCE_S
+        end = time.monotonic() + PATIENCE_S
         while True:
             try:
                 return await self.connect()
@@ -332,7 +332,7 @@ class Traffic:
 
         Then all messages are in WAITING, which all exist. Raises TimeoutError.
         """
-        end = time.monotonic() + _PATIENCE_S
+        end = time.monotonic() + PATIENCE_S
         async with HttpClient(self._http, self._target.credentials, ssl.create_default_context()) as http:
             with contextlib.suppress(Refused):  # it is there
                 await http.put(PASSING, _QUEUE, is_update=False)

@@ -8,9 +8,8 @@ from protocol.client.messages import Message
 from storage.capture.reading import captured
 from tests.brokers import Broker
 from tests.pairing.commands import Command
+from tests.patience import PATIENCE_S
 from tests.restoring.everything import PARTITIONS, mark
-
-WAIT_S = 120.0
 
 
 def ids_in(url: str) -> set[str | None]:
@@ -33,19 +32,19 @@ def capture(broker: Broker, tmp_path: Path, *options: object) -> Command:
 def capture_all(broker: Broker, tmp_path: Path, name: str) -> None:
     """Until the messages of `mark` are there."""
     asyncio.run(mark(broker, name))
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + PATIENCE_S
     wanted = {f"{name}-{fragment}" for fragment in range(PARTITIONS)}
     while not wanted <= ids_in(str(tmp_path / "captured")):
         assert time.monotonic() < deadline
         with capture(broker, tmp_path, "--once") as command:
-            assert command.process.wait(WAIT_S) == 0, command.err
+            assert command.process.wait(PATIENCE_S) == 0, command.err
 
 
 def restore(broker: Broker, tmp_path: Path, *options: object, code: int = 0) -> str:
     url = tmp_path / "captured"
     arguments = ("restore", "--from-capture", url, "--data-dir", broker.data_dir, *options)
     with Command(tmp_path / "restore", *arguments) as command:
-        assert command.process.wait(WAIT_S) == code, command.err
+        assert command.process.wait(PATIENCE_S) == code, command.err
         return command.out if code == 0 else command.err
 
 

@@ -61,9 +61,9 @@ def message(body: bytes | int, **values: object) -> bytes:
     return Message.of(content, **{"message_id": content.decode(), **values}).encode()
 
 
-async def eventually(check, timeout_s: float = PATIENCE_S) -> None:
+async def until_it_holds(check) -> None:
     """Wait until the check holds; it may fail with an AssertionError or ClientError meanwhile."""
-    until = asyncio.get_running_loop().time() + timeout_s
+    until = asyncio.get_running_loop().time() + PATIENCE_S
     while asyncio.get_running_loop().time() < until:
         with suppress(AssertionError, ClientError, OSError):
             if await check():

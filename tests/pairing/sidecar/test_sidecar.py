@@ -13,7 +13,7 @@ from protocol.message.batches import pack_batch
 from tests.brokers import Broker
 from tests.pairing.again import Again
 from tests.pairing.conftest import QUEUES, contents, set_status, taken
-from tests.pairing.sidecar.conftest import PATIENT, Pair, eventually, message
+from tests.pairing.sidecar.conftest import PATIENT, Pair, message, until_it_holds
 from tests.patience import PATIENCE_S
 
 SOON_S = 5.0  # what lasts half a second here, on a busy machine; by default it would last ten
@@ -59,7 +59,7 @@ async def test_sends_go_to_the_backlog_while_the_primary_is_away_and_come_back(t
             async def is_back() -> bool:
                 return pair.metric("failbacks_total") >= 1
 
-            await eventually(is_back)
+            await until_it_holds(is_back)
             assert time.monotonic() - began < SOON_S
             await client.send("orders", message(b"after"))
         assert await contents(away, "orders") == [b"before", b"after"]
@@ -130,7 +130,7 @@ async def test_a_sidecar_that_starts_while_the_primary_is_frozen_takes_sends(tmp
                         await client.send("orders", message(b"after"))
                         return pair.metric("messages_sent_to_primary_total") >= 1
 
-                    await eventually(is_back)
+                    await until_it_holds(is_back)
         finally:
             for process in stopped:
                 process.resume()
@@ -174,8 +174,8 @@ async def test_one_entity_fails_over_while_the_others_of_the_same_session_stay(t
             async def is_told() -> bool:
                 return client._senders["orders"].closed
 
-            await eventually(is_back)
-            await eventually(is_told)
+            await until_it_holds(is_back)
+            await until_it_holds(is_told)
             await client.send("orders", message(b"after"))
             assert not connection.closed
             await receiver.close()

@@ -3,7 +3,6 @@
 import signal
 import socket
 import ssl
-import time
 
 import pytest
 
@@ -12,8 +11,8 @@ from protocol.client.connection import connect
 from protocol.client.connection_string import Plain
 from tests.brokers import KEY, KEY_NAME, Broker
 from tests.pairing.commands import Command, both
-from tests.pairing.sidecar.conftest import Pair, eventually, message
-from tests.patience import PATIENCE_S
+from tests.pairing.sidecar.conftest import Pair, message, until_it_holds
+from tests.patience import PATIENCE_S, eventually
 from tests.ports import free_ports
 
 STRICT = f"""
@@ -92,10 +91,7 @@ def test_missing_rights_are_told(tmp_path, start, side, key_name, key, text):
         Broker(tmp_path / "other", STRICT, arguments=()) as other,
     ):
         made = start("--primary-name", "rights", options=both(one, other))  # makes the queues
-        until = time.monotonic() + PATIENCE_S
-        while "sidecar is ready" not in made.err:
-            assert time.monotonic() < until, made.err
-            time.sleep(0.05)
+        eventually(lambda: "sidecar is ready" in made.err, "it is ready")
         assert made.end(signal.SIGTERM) == 0
         options = both(one, other)
         at = options.index(f"--{side}") + 1
@@ -143,4 +139,4 @@ async def test_clients_by_tls_and_a_new_certificate_by_a_signal(tmp_path, primar
         async def is_new() -> bool:
             return await serial() != first
 
-        await eventually(is_new)
+        await until_it_holds(is_new)

@@ -14,12 +14,11 @@ from protocol.client.messages import Message
 from protocol.message.batches import pack_batch
 from tests.brokers import Broker
 from tests.pairing.conftest import QUEUES, namespace, set_status, taken
-from tests.pairing.syphon.worlds import until
+from tests.patience import PATIENCE_S, until
 
 QUEUE_COUNT = 2
 SESSIONS = 7
 PART = 100  # messages in one transfer
-WAIT_SECONDS = 180.0
 # Made before, so that a syphon need not wait a minute for the locks of one that died.
 BACKLOG = "".join(
     f"""
@@ -88,12 +87,12 @@ async def counts(broker: Broker, queue: str):
 
 
 async def until_moved(syphons: list[Syphon], count: int) -> None:
-    await until(lambda: sum(each.counters.moved for each in syphons) >= count, WAIT_SECONDS)
+    await until(lambda: sum(each.counters.moved for each in syphons) >= count)
 
 
 async def until_there(broker: Broker, queue: str, count: int) -> None:
     """Wait until the queue has so many messages that can be received."""
-    async with asyncio.timeout(WAIT_SECONDS):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             if (await counts(broker, queue)).active == count:
                 return
@@ -113,7 +112,7 @@ async def test_once_moves_all_and_keeps_apart_what_cannot_be_moved(brokers):
         wrong = {"x-ms-path": "orders", "x-ms-timetolive": "an hour"}
         await sender.send(Message.of(b"wrong", application_properties=wrong).encode())
     moving = syphon(brokers, found, once=True)
-    await asyncio.wait_for(moving.run(), WAIT_SECONDS)
+    await asyncio.wait_for(moving.run(), PATIENCE_S)
 
     moved = await taken(primary, "orders")
     assert_all_once_and_in_order(moved, range(1000))
@@ -141,7 +140,7 @@ async def test_a_killed_primary_costs_no_message_and_no_order(brokers):
     for queue in found.queues:
         await until_there(secondary, queue, 0)
     moving.stop()
-    await asyncio.wait_for(task, WAIT_SECONDS)
+    await asyncio.wait_for(task, PATIENCE_S)
     assert moving.counters.losses >= 2
     assert_all_once_and_in_order(await taken(primary, "orders"), numbers)
 
@@ -167,7 +166,7 @@ async def test_a_killed_secondary_and_a_second_syphon_cost_no_message_and_no_ord
     assert other.counters.moved > moved_before + 1000
     for each, task in zip(moving, tasks, strict=True):
         each.stop()
-        await asyncio.wait([task], timeout=WAIT_SECONDS)
+        await asyncio.wait([task], timeout=PATIENCE_S)
         assert task.done()
     assert_all_once_and_in_order(await taken(primary, "orders"), numbers)
     assert_all_once_and_in_order(await taken(primary, "news/Subscriptions/all"), range(500))
@@ -183,12 +182,12 @@ async def test_what_a_disabled_entity_must_wait_for_is_set_aside_and_comes_in_or
     moving = syphon(brokers, found)
     task = asyncio.create_task(moving.run())
     await until_there(primary, "news/Subscriptions/all", 100)
-    await until(lambda: moving.counters.deferrals >= len(numbers), WAIT_SECONDS)
+    await until(lambda: moving.counters.deferrals >= len(numbers))
     moving.stop()
-    await asyncio.wait_for(task, WAIT_SECONDS)
+    await asyncio.wait_for(task, PATIENCE_S)
     assert (await counts(secondary, found.queues[0])).deferred == len(numbers)
     await set_status(primary, "orders", "Active")
     last = syphon(brokers, found, once=True)
-    await asyncio.wait_for(last.run(), WAIT_SECONDS)
+    await asyncio.wait_for(last.run(), PATIENCE_S)
     assert_all_once_and_in_order(await taken(primary, "orders"), numbers)
     assert (await counts(secondary, found.queues[0])).deferred == 0

@@ -28,7 +28,6 @@ from tests.pipeline.backlogs import (
     taken,
 )
 
-START_S = 120.0  # a busy machine starts a process in half a minute
 # A process for each, as in Spark.
 TASK = """
 import pickle, sys

@@ -14,10 +14,10 @@ from storage.log.frames import BUFFER_BYTES
 from storage.log.segments import ASYNCHRONOUS_BYTES, SegmentFile, prepare
 from storage.store import Table
 from tests.logs import checkpoint, crash, open_log, open_tables
+from tests.patience import PATIENCE_S
 
 MIB = 1 << 20
 LARGE = os.urandom(ASYNCHRONOUS_BYTES)
-PATIENCE_S = 30
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """What a checkpointer process is given, in pieces, and the memory that this takes."""
 
 import os
-import time
 
 import pytest
 from hypothesis import example, given
@@ -12,6 +11,7 @@ from storage.log.checkpointing import KEPT_BYTES, PIECE_ITEMS
 from storage.log.commit_log import LogLimits
 from storage.store import Table
 from tests.logs import attached_tables, checkpoint, crash, open_log
+from tests.patience import eventually
 
 MIB = 1 << 20
 PARTITIONS = (0, 1)
@@ -128,8 +128,5 @@ def test_the_checkpointer_does_not_take_the_processor_from_its_worker(tmp_path):
     log.beat()
     pid = log.checkpointer.pid
     assert pid is not None
-    until = time.monotonic() + 20
-    while os.sched_getscheduler(pid) != os.SCHED_BATCH:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    eventually(lambda: os.sched_getscheduler(pid) == os.SCHED_BATCH, "it is for batches")
     crash(log)

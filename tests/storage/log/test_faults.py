@@ -19,9 +19,9 @@ from storage.log.writer import LogWriter, NoSegment
 from storage.store import StoreError, StoreFull, Table
 from tests.logged_turns import SMALL, Turns, contents, open_local
 from tests.logs import checkpoint, crash, open_log, open_tables
+from tests.patience import PATIENCE_S
 
 MIB = 1 << 20
-PATIENCE_S = 20.0
 
 
 def failing(monkeypatch, name, number, when=lambda *args: True, after=0):

@@ -14,11 +14,11 @@ from storage.log.writer import NoSegment
 from storage.store import StoreError
 from tests.logged_turns import Turns, contents
 from tests.logs import crash, open_log
+from tests.patience import PATIENCE_S
 from tests.shims import NoCompiler, make_shim
 
 SHIM = Path(__file__).parents[2] / "partitioned" / "slow_disk.c"
 STALL_S = 2.0  # on a busy machine the start of a process takes a second
-PATIENCE_S = 150.0
 LIMITS = LogLimits(64 << 10, 512 << 10)
 
 
