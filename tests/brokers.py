@@ -174,7 +174,10 @@ class Broker(OwnProcess):
             if not self.running:
                 raise BrokerFailed(f"ended while starting\n{self.log()}")
             with contextlib.suppress(OSError):
-                if b" is ready." in self.log_file.read_bytes()[said_before:] and self.get("/readyz")[0] == 200:
+                if (
+                    b" is ready." in self.log_file.read_bytes()[said_before:]
+                    and self.get("/readyz", timeout_s=2.0)[0] == 200
+                ):
                     return
             time.sleep(0.02)
         raise BrokerFailed(f"not ready after {PATIENCE_S:.0f} s\n{self.log()}")

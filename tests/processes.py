@@ -88,7 +88,7 @@ class OwnProcess(ABC):
         if code != 0:
             raise ProcessFailed(f"ended with exit code {code} after SIGTERM\n{self.log()}")
 
-    def get(self, path: str, timeout_s: float = 2.0) -> tuple[int, str]:
+    def get(self, path: str, timeout_s: float = PATIENCE_S) -> tuple[int, str]:
         """GET from the operations endpoint: (HTTP status, body). Raises OSError while nobody listens."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.ops_port}{path}", timeout=timeout_s) as answer:

@@ -13,7 +13,7 @@ import pytest
 from bench.processes import command_of
 from broker import __version__
 from tests import preloaded
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
 COMMAND = (sys.executable, "-m", "broker.cli")
 CONFIG = "amqp.port = 0\nhttp.port = 0\nops.port = 0\n"
@@ -40,16 +40,16 @@ def serving(tmp_path: Path) -> subprocess.Popen[bytes] | preloaded.Copy:
 
 @pytest.mark.usefixtures("is_whole")
 def test_it_has_its_arguments_its_log_and_its_exit_code(tmp_path: Path) -> None:
-    assert started(tmp_path, "--version").wait(30) == 0
+    assert started(tmp_path, "--version").wait(PATIENCE_S) == 0
     assert (tmp_path / "log").read_text() == f"{__version__}\n"
-    assert started(tmp_path, "serve", "--amqp-port", "70000", "--data-dir", str(tmp_path)).wait(30) == 78
+    assert started(tmp_path, "serve", "--amqp-port", "70000", "--data-dir", str(tmp_path)).wait(PATIENCE_S) == 78
     assert "--amqp-port" in (tmp_path / "log").read_text()
 
 
 @pytest.mark.usefixtures("is_whole")
 def test_it_has_the_environment_of_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PEEKLOCK_AMQP__PORT", "many")
-    assert started(tmp_path, "config", "check").wait(30) != 0
+    assert started(tmp_path, "config", "check").wait(PATIENCE_S) != 0
     assert "PEEKLOCK_AMQP__PORT" in (tmp_path / "log").read_text()
 
 
@@ -65,7 +65,7 @@ def test_it_serves_as_the_leader_of_a_session_and_ends_in_order(tmp_path: Path, 
     children = {command_of(each)[-1] for each in seen.children()}
     assert {"broker.gateway", "broker.worker"} <= children or "broker.one_process" in children
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == process.poll() == 0
+    assert process.wait(PATIENCE_S) == process.poll() == 0
 
 
 def test_it_has_no_files_of_the_process_that_it_was_copied_from(
@@ -81,7 +81,7 @@ def test_it_has_no_files_of_the_process_that_it_was_copied_from(
     assert found[0] == found[1]
     for each in others:
         each.kill()
-        assert each.wait(30) == -signal.SIGKILL
+        assert each.wait(PATIENCE_S) == -signal.SIGKILL
 
 
 def kinds_of_files(pid: int) -> Counter[str]:
@@ -109,7 +109,7 @@ def test_it_ends_with_the_tests_however_they_end(tmp_path: Path) -> None:
         copy = psutil.Process(int(tests.stdout.readline()))
         family = [copy, *copy.children(recursive=True)]
         tests.kill()
-    _, alive = psutil.wait_procs(family, timeout=30)
+    _, alive = psutil.wait_procs(family, timeout=PATIENCE_S)
     assert alive == []
 
 
@@ -120,12 +120,12 @@ def test_where_the_environment_says_how_an_interpreter_starts_it_is_a_whole_one(
     monkeypatch.setenv("PYTHONHASHSEED", "7")
     process = started(tmp_path, "--version")
     assert isinstance(process, subprocess.Popen)
-    assert process.wait(30) == 0
+    assert process.wait(PATIENCE_S) == 0
 
 
 def test_modules_are_loaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preloaded, "WHOLE_STARTS", False)
-    assert started(tmp_path, "--version").wait(30) == 0  # has loaded them
+    assert started(tmp_path, "--version").wait(PATIENCE_S) == 0  # has loaded them
     used = []
     for is_whole in (False, True):
         monkeypatch.setattr(preloaded, "WHOLE_STARTS", is_whole)

@@ -6,6 +6,7 @@ from storage.capture.reading import captured
 from tests.brokers import Broker
 from tests.capture.checks import captured_rows
 from tests.pairing.commands import Command
+from tests.patience import PATIENCE_S
 
 CONFIG = """
 partitions = 1
@@ -20,7 +21,7 @@ name = "orders"
 def run(broker: Broker, directory: Path, *arguments: object, code: int = 0) -> str:
     """What the command has printed, and logged."""
     with Command(directory, *arguments, "--connection-string", broker.connection_string) as command:
-        assert command.process.wait(60) == code, command.err
+        assert command.process.wait(PATIENCE_S) == code, command.err
         return command.out + command.err
 
 

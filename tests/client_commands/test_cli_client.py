@@ -21,6 +21,7 @@ from protocol.client.connection import connect_to
 from protocol.client.messages import Message, value_section
 from protocol.codec import Symbol, Timestamp
 from tests.brokers import KEY_NAME, REPOSITORY, Broker
+from tests.patience import PATIENCE_S
 
 NAMES = (
     "sent",
@@ -409,7 +410,7 @@ def test_progress_is_shown_on_a_terminal_and_never_in_the_output(broker):
         while part := os.read(ours, 4096):
             shown += part
     os.close(ours)
-    assert (sent.communicate(timeout=30)[0], sent.returncode) == (b"3000 messages sent to received\n", 0)
+    assert (sent.communicate(timeout=PATIENCE_S)[0], sent.returncode) == (b"3000 messages sent to received\n", 0)
     assert b"sending to received" in shown
     assert b"/3000" in shown
 
@@ -429,7 +430,7 @@ def test_output_that_goes_nowhere(broker, redirections, code, error):
     environment |= {CONNECTION_STRING_VARIABLE: broker.connection_string}
     ended = subprocess.run(
         ["sh", "-c", f'"$@" {redirections}', "sh", *command],
-        cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=30, check=False,
+        cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert (ended.returncode, ended.stderr) == (code, error)
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 from tests.brokers import REPOSITORY
+from tests.patience import PATIENCE_S
 from tests.ports import free_ports
 
 
@@ -16,7 +17,7 @@ def test_the_connection_string_has_the_port_in_use_and_an_entitys_own_key(tmp_pa
 
     def printed(*more, fails_with=None):
         command = [sys.executable, "-m", "broker.cli", "connection-string", *options, *more]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, cwd=REPOSITORY)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=REPOSITORY)
         assert done.returncode == (0 if fails_with is None else 78), done.stderr
         assert (fails_with or "") in done.stderr
         return done.stdout.strip()
@@ -45,5 +46,5 @@ def test_the_connection_string_has_the_port_in_use_and_an_entitys_own_key(tmp_pa
             assert printed("--entity", "orders", "--key-name", "x", fails_with="its own are: app") == ""
         finally:
             broker.terminate()
-            assert broker.wait(20) == 0
+            assert broker.wait(PATIENCE_S) == 0
     assert printed(fails_with="amqp.port is 0") == ""

@@ -15,12 +15,13 @@ from protocol.client.errors import RequestFailed
 from protocol.client.messages import Message as ClientMessage
 from protocol.codec import Long, UInt, array
 from tests.brokers import KEY, KEY_NAME
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
 def connection(broker):
     connection = BlockingConnection(
-        f"amqp://localhost:{broker.amqp_port}", timeout=20, user=KEY_NAME, password=KEY, allowed_mechs="PLAIN"
+        f"amqp://localhost:{broker.amqp_port}", timeout=PATIENCE_S, user=KEY_NAME, password=KEY, allowed_mechs="PLAIN"
     )
     yield connection
     connection.close()
@@ -39,7 +40,7 @@ def test_messages_are_browsed_and_purged_by_state(peeklock, connection, queue):
     for number in range(2):
         sender.send(Message(body=f"deferred {number}"))
     for _ in range(2):
-        receiver.receive(timeout=20)
+        receiver.receive(timeout=PATIENCE_S)
         delivery = receiver.fetcher.unsettled[0]
         delivery.local.undeliverable = True
         receiver.settle(Delivery.MODIFIED)
@@ -90,7 +91,7 @@ def test_a_delay_that_is_none_is_refused_on_a_link(peeklock, connection):
     delays = [2**63 - 1, float("nan"), "3000", [3000], {"ms": 3000}]
     for locked, delay in enumerate(delays, 1):
         sender.send(Message(body="x"))
-        receiver.receive(timeout=20)
+        receiver.receive(timeout=PATIENCE_S)
         delivery = receiver.fetcher.unsettled[-1]
         delivery.local.annotations = {symbol("peeklock:delay-ms"): delay}
         delivery.update(Delivery.MODIFIED)
@@ -129,7 +130,7 @@ def test_active_messages_are_received_by_their_numbers_where_that_is_the_default
             [(deleted, token)] = await receive(0, b"2")
             assert (deleted.content(), token) == (b"2", None)
             async with await client.receiver(queue, credit=0) as receiver:
-                rest = await receiver.fetch(9, 5)
+                rest = await receiver.fetch(9, PATIENCE_S)
                 assert {received.message().content() for received in rest} == {b"0", b"4"}
                 assert (await management.counts()).locked == 4
                 tokens = array(UUID, [token for _, token in found])

@@ -21,6 +21,7 @@ from protocol.client.errors import SettlementRefused
 from protocol.client.messages import Message
 from protocol.codec import Timestamp
 from tests.brokers import REPOSITORY
+from tests.patience import PATIENCE_S, eventually
 
 DEAD = "/$deadletterqueue"
 
@@ -76,9 +77,7 @@ def found(peeklock, queue, *options):
 
 def arrive(peeklock, queue, count):
     """Wait for messages that are moved to another partition."""
-    deadline = time.monotonic() + 20
-    while len(peeklock("peek", queue, "--count", count).stdout.splitlines()) < count:
-        assert time.monotonic() < deadline
+    eventually(lambda: len(peeklock("peek", queue, "--count", count).stdout.splitlines()) >= count, "all have come")
 
 
 class Others:
@@ -328,11 +327,9 @@ def test_ctrl_c_says_what_was_done_and_counts_no_delivery(peeklock, broker):
     moving = subprocess.Popen(
         command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    deadline = time.monotonic() + 30
-    while not peeklock("peek", "target", "--count", 1).stdout:
-        assert time.monotonic() < deadline
+    eventually(lambda: peeklock("peek", "target", "--count", 1).stdout, "some are moved")
     moving.send_signal(signal.SIGINT)
-    out, error = moving.communicate(timeout=30)
+    out, error = moving.communicate(timeout=PATIENCE_S)
     assert moving.returncode == 130
     assert "Traceback" not in error
     moved = int(re.fullmatch(r"(\d+) messages moved from plain to target\n", out)[1])
@@ -350,7 +347,14 @@ def test_messages_that_nobody_reads_are_given_back(peeklock, broker):
     unread, out = os.pipe()
     os.close(unread)
     receiving = subprocess.run(
-        command, cwd=REPOSITORY, env=environment, stdout=out, stderr=subprocess.PIPE, text=True, timeout=30, check=False
+        command,
+        cwd=REPOSITORY,
+        env=environment,
+        stdout=out,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     os.close(out)
     assert (receiving.returncode, receiving.stderr) == (1, "")

@@ -17,6 +17,7 @@ from broker.cli.watching.rates import Sample, Traffic, rows
 from broker.cli.watching.traffic import parse
 from protocol.client.requests import QueueCounts
 from tests.brokers import REPOSITORY, Broker
+from tests.patience import PATIENCE_S
 
 
 def counts(active, **others):
@@ -83,7 +84,7 @@ def command(broker):
 
 
 def done(process):
-    out, error = process.communicate(timeout=30)
+    out, error = process.communicate(timeout=PATIENCE_S)
     return process.returncode, out, error
 
 
@@ -95,7 +96,7 @@ def test_a_table_of_json_for_scripts(command):
     try:
         assert watching.stdout.readline().startswith('{"entities": [{"name": ')
         assert done(command("send", "busy", "--body", "x", "--count", "100", **PIPES))[0] == 0
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while (first := json.loads(watching.stdout.readline())["entities"][0])["in_per_second"] == 0:
             assert time.monotonic() < deadline
         assert first["name"] == "busy"
@@ -128,7 +129,7 @@ def test_a_live_table_on_a_terminal_ends_with_ctrl_c(command):
     os.close(theirs)
     try:
         seen = b""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while b"quiet" not in seen or b"DEAD-LETTERED" not in seen:
             assert time.monotonic() < deadline, seen
             seen += os.read(ours, 4096)
@@ -138,7 +139,7 @@ def test_a_live_table_on_a_terminal_ends_with_ctrl_c(command):
                 seen += rest
         except OSError:
             pass  # the other end is closed
-        assert watching.wait(20) == 0
+        assert watching.wait(PATIENCE_S) == 0
         assert b"Traceback" not in seen
     finally:
         watching.kill()

@@ -20,7 +20,7 @@ from tests.end_to_end.raw_peer import ACCEPTED, DETACH, DISPOSITION, TRANSFER, R
 from tests.end_to_end.raw_requests import Node
 from tests.end_to_end.test_catalog_at_run_time import NODE, create, receive, send, update
 from tests.logs import open_tables
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
 PARTITIONS = 4
 CONFIG = """
@@ -88,7 +88,7 @@ def test_all_kinds_of_entities_are_served_over_both_gateways(cluster, peer):
 def request(gateway: Machine, method: str, path: str, body: str = "") -> tuple[int, str, str]:
     """Status, Location and body of the answer of this gateway."""
     headers = {"Authorization": generate("http://localhost/", KEY_NAME, KEY, int(time.time()) + 60)}
-    with closing(HTTPConnection("localhost", gateway.http_port, timeout=20)) as connection:
+    with closing(HTTPConnection("localhost", gateway.http_port, timeout=PATIENCE_S)) as connection:
         connection.request(method, path, body, headers)
         answer = connection.getresponse()
         return answer.status, urlsplit(answer.headers["Location"] or "").path, answer.read().decode()
@@ -123,7 +123,7 @@ def test_much_at_once_passes_through(peer):
         peer.transfer(message(body), handle)
     accepted = 0
     while accepted < len(bodies):
-        answer = peer.expect(DISPOSITION, 10)
+        answer = peer.expect(DISPOSITION)
         assert answer.fields[4].descriptor == ACCEPTED
         accepted += (answer.fields[2] or answer.fields[1]) - answer.fields[1] + 1
     assert receive(peer, "wide", 200) == bodies

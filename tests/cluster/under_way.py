@@ -14,7 +14,7 @@ from tests.cluster.machines import Machine
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, FLOW, TRANSFER, RawPeer, error_of, message
 from tests.end_to_end.raw_requests import Node
 from tests.end_to_end.test_catalog_at_run_time import receive, send
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
 PARTITIONS = 4
 SILENCE_S = 3.0
@@ -65,7 +65,7 @@ ENTRY = (
 
 def http(gateway: Machine, method: str, path: str, body: str = "") -> int:
     headers = {"Authorization": generate("http://localhost/", KEY_NAME, KEY, int(time.time()) + 60)}
-    with closing(HTTPConnection("localhost", gateway.http_port, timeout=30)) as connection:
+    with closing(HTTPConnection("localhost", gateway.http_port, timeout=PATIENCE_S)) as connection:
         connection.request(method, path, body, headers)
         return connection.getresponse().status
 
@@ -81,7 +81,7 @@ def sends(peer: RawPeer, queue: str, body: bytes) -> Callable[[], str]:
 
 
 def outcome_of(peer: RawPeer) -> str:
-    answer = peer.expect(DISPOSITION, 30)
+    answer = peer.expect(DISPOSITION)
     return "" if answer.fields[4].descriptor == ACCEPTED else error_of(answer)[0]
 
 
@@ -102,7 +102,7 @@ class UnderWay:
 
     def answers(self) -> dict[str, Any]:
         """All came in time, and none before the silence was noticed."""
-        wait(self._asked.values(), 30)
+        wait(self._asked.values(), PATIENCE_S)
         self._pool.shutdown(wait=False)
         assert not (hung := [name for name, each in self._asked.items() if not each.done()]), hung
         found = {name: each.result() for name, each in self._asked.items()}
@@ -136,7 +136,7 @@ def answers_while(
 
         def drain() -> str:
             receiver.flow(drains, 5, drain=True)
-            flow = receiver.expect(FLOW, 30)
+            flow = receiver.expect(FLOW)
             return f"{flow.fields[6]} of credit"
 
         def complete() -> str:

@@ -21,6 +21,7 @@ from storage.lmdb_store import DATA_FILE, LmdbStore
 from storage.log.recovery import log_directory
 from storage.log.segments import segment_path
 from tests.logs import crash, open_log
+from tests.patience import PATIENCE_S
 from tests.ports import free_ports
 
 REPOSITORY = Path(__file__).parents[2]
@@ -436,6 +437,6 @@ def test_settings_are_loaded_without_what_serving_alone_needs():
         "print(*sorted(late & set(sys.modules)))\n"
     )
     result = subprocess.run(
-        [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=PATIENCE_S
     )
     assert result.stdout == "\n"

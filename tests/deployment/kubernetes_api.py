@@ -61,7 +61,7 @@ class KubernetesApi:
             yield self
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
-            thread.join(10)
+            thread.join(PATIENCE_S)
 
     def _serve(self, ready: threading.Event) -> None:
         asyncio.set_event_loop(self._loop)

@@ -17,6 +17,7 @@ import yaml
 from broker.settings.config import Settings
 from broker.settings.sources import load
 from tests.caller import REQUIRE_DEPLOYMENT
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy" / "kubernetes"
@@ -40,7 +41,9 @@ def skip_or_fail(reason: str) -> None:
 def kustomize() -> tuple[str, ...] | None:
     """The command that builds a kustomization; None if there is none that knows components (kubectl before 1.21)."""
     if kubectl := shutil.which("kubectl"):
-        said = subprocess.run([kubectl, "version", "--client"], capture_output=True, text=True, timeout=30, check=False)
+        said = subprocess.run(
+            [kubectl, "version", "--client"], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
         if re.search(r"Kustomize Version: v([5-9]|\d\d)\.", said.stdout):
             return kubectl, "kustomize"
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -68,7 +71,7 @@ def built(directory: Path) -> tuple[Object, ...]:
     if command is None:
         skip_or_fail("neither kubectl 1.27 or later nor kustomize 5 is installed")
         raise AssertionError
-    done = subprocess.run([*command, str(directory)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([*command, str(directory)], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == "", "a warning, as of a field that is deprecated"
     return tuple(yaml.safe_load_all(done.stdout))

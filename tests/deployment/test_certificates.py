@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.deployment.manifests import skip_or_fail
+from tests.patience import PATIENCE_S
 
 PROGRAM = Path(__file__).parents[2] / "deploy" / "cluster-certificates"
 
@@ -20,7 +21,9 @@ def openssl():
 
 
 def make(*arguments):
-    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        [PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
 
 
 def made(*arguments):
@@ -126,7 +129,9 @@ def test_a_failure_leaves_nothing(tmp_path):
     (programs / "openssl").chmod(0o755)
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     environment = {"PATH": path, "TMPDIR": str(temporary)}
-    done = subprocess.run([PROGRAM, target, "worker-a"], env=environment, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(
+        [PROGRAM, target, "worker-a"], env=environment, capture_output=True, timeout=PATIENCE_S, check=False
+    )
     assert done.returncode == 1
     assert not any(target.iterdir())
     assert not any(temporary.iterdir())

@@ -20,7 +20,7 @@ from tests.brokers import KEY, KEY_NAME, REPOSITORY
 from tests.end_to_end.raw_peer import RawPeer
 from tests.end_to_end.raw_requests import Node, put_token, token_for
 from tests.operations.test_deploy import environment, only
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 from tests.ports import free_ports
 
 CONFIG = REPOSITORY / "tests" / "configuration" / "Config.json"
@@ -54,12 +54,12 @@ class Container:
 
     def connect(self) -> BlockingConnection:
         return BlockingConnection(
-            f"amqp://localhost:{self.amqp_port}", timeout=20, user=KEY_NAME, password=KEY, allowed_mechs="PLAIN"
+            f"amqp://localhost:{self.amqp_port}", timeout=PATIENCE_S, user=KEY_NAME, password=KEY, allowed_mechs="PLAIN"
         )
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(20)
+        return self.process.wait(PATIENCE_S)
 
 
 @pytest.fixture
@@ -100,15 +100,17 @@ def test_the_emulators_file_mounted_where_the_emulator_has_it_is_enough(root, st
     started.append(broker)
     eventually(lambda: "Emulator Service is Successfully Up!" in broker.said(), "what tools wait for")
     address = f"http://localhost:{http_port}"
-    with urllib.request.urlopen(f"{address}/health", timeout=20) as answer:
+    with urllib.request.urlopen(f"{address}/health", timeout=PATIENCE_S) as answer:
         assert (answer.status, json.load(answer)) == (200, HEALTHY)
     headers = {"Authorization": generate("sb://localhost/", KEY_NAME, KEY, int(time.time()) + 60)}
-    with urllib.request.urlopen(urllib.request.Request(f"{address}/queue.1", headers=headers), timeout=20) as answer:
+    with urllib.request.urlopen(
+        urllib.request.Request(f"{address}/queue.1", headers=headers), timeout=PATIENCE_S
+    ) as answer:
         assert b"<MaxDeliveryCount>3</MaxDeliveryCount>" in answer.read()
     connection = broker.connect()
     connection.create_sender("queue.1").send(Message(body="x"))
     receiver = connection.create_receiver("queue.1")
-    assert receiver.receive(timeout=20).body == "x"
+    assert receiver.receive(timeout=PATIENCE_S).body == "x"
     receiver.accept()
     connection.close()
     assert broker.stop() == 0, broker.said()
@@ -130,7 +132,7 @@ def test_without_that_file_the_image_has_its_own_and_tells_clients_of_the_emulat
         headers={"Authorization": generate("sb://localhost/", KEY_NAME, KEY, int(time.time()) + 60)},
     )
     with pytest.raises(urllib.error.HTTPError) as failed:
-        urllib.request.urlopen(request, timeout=20)
+        urllib.request.urlopen(request, timeout=PATIENCE_S)
     assert failed.value.code == 401
     assert b"This is the Service Bus emulator's well-known key" in failed.value.read()
     with RawPeer(broker.amqp_port) as peer:

@@ -69,17 +69,17 @@ def test_the_image_serves_as_its_user_with_nothing_but_its_files(image: Image) -
         [key] = (image.root / "var/lib/peeklock/root-key").read_text().split()
         connection = BlockingConnection(
             f"amqp://localhost:{amqp_port}",
-            timeout=20,
+            timeout=PATIENCE_S,
             user="RootManageSharedAccessKey",
             password=key,
             allowed_mechs="PLAIN",
         )
         connection.create_sender("orders").send(Message(body="x"))
-        assert connection.create_receiver("orders").receive(timeout=20).body == "x"
+        assert connection.create_receiver("orders").receive(timeout=PATIENCE_S).body == "x"
         connection.close()
     finally:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0, output.read_text()
+        assert process.wait(PATIENCE_S) == 0, output.read_text()
 
 
 def test_the_image_of_spark_runs_a_job_as_its_user(spark_image: Image) -> None:
@@ -102,7 +102,7 @@ def test_the_image_of_spark_runs_a_job_as_its_user(spark_image: Image) -> None:
 
 def test_the_image_of_spark_finds_all_that_spark_needs(spark_image: Image) -> None:
     command = spark_image.command("python", "-m", "pyspark_peeklock", user=spark_image.settings["USER"])
-    done = subprocess.run(command, env=spark_image.environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=spark_image.environment, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     assert {"pyspark", "pyarrow", "pandas", "java"} == {each.split()[0] for each in done.stdout.split(", ")}
     for name in ("bin/spark-submit", "jars", "python/lib/pyspark.zip", "jobs/audit.py", "streams/mirror.py"):

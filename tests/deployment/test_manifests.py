@@ -38,6 +38,7 @@ from tests.deployment.manifests import (
     workload,
     workloads,
 )
+from tests.patience import PATIENCE_S
 
 SERVED_VERSIONS = ("1.25", kubernetes_validate.latest_version())
 """The oldest and the newest version of Kubernetes whose API the manifests are held against."""
@@ -338,7 +339,7 @@ def _partitions_of(objects, ordinal, tmp_path):
         | {"POD_NAME": name, "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=True,
     )
     command, flag, partitions = said.stdout.splitlines()

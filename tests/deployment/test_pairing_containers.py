@@ -19,7 +19,7 @@ from broker.settings.sources import load
 from tests.brokers import REPOSITORY
 from tests.deployment.command_line import options
 from tests.deployment.manifests import image_environment
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 from tests.ports import free_ports
 
 PAIRING: Final = REPOSITORY / "deploy" / "pairing"
@@ -170,7 +170,9 @@ class Containers:
     def is_healthy(self, name: str) -> bool:
         """As the image's health check says."""
         program = REPOSITORY / "deploy" / "healthcheck"
-        done = subprocess.run([program], env=self.environment(name), capture_output=True, timeout=30, check=False)
+        done = subprocess.run(
+            [program], env=self.environment(name), capture_output=True, timeout=PATIENCE_S, check=False
+        )
         return done.returncode == 0
 
     def wait_for(self, name: str) -> None:
@@ -190,7 +192,7 @@ class Containers:
             env={**os.environ, "PEEKLOCK_CONNECTION_STRING": f"{connection_string};UseDevelopmentEmulator=true"},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_S,
             check=False,
         )
         assert done.returncode == 0, done.stderr

@@ -22,6 +22,7 @@ from tests.caller import ALL_PODS, VARIABLES
 from tests.deployment.kubernetes_api import KubernetesApi
 from tests.deployment.manifests import KUBERNETES, ROOT, Object, built, named, of_kind
 from tests.deployment.node import Node, image_environment
+from tests.patience import PATIENCE_S
 from tests.pipeline import ledgers
 from tests.pipeline.ledgers import History
 from tests.pipeline.session import missing
@@ -277,7 +278,7 @@ def test_a_stream_goes_on_where_its_last_pod_ended(api, node, tmp_path):
 
 def peeklock(broker: Broker, *arguments: str) -> str:
     command = [sys.executable, "-m", "broker.cli", *arguments, "--connection-string", broker.connection_string]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=True).stdout
 
 
 def send(broker: Broker, count: int) -> None:

@@ -39,7 +39,10 @@ class Pods:
         program.chmod(0o755)
         program = ROOT / "deploy" / "cluster-certificates"
         subprocess.run(
-            [program, here / "certificates", "cluster", "localhost"], check=True, capture_output=True, timeout=60
+            [program, here / "certificates", "cluster", "localhost"],
+            check=True,
+            capture_output=True,
+            timeout=PATIENCE_S,
         )
         self.authority = here / "certificates" / "ca.crt"
         self._running: dict[str, subprocess.Popen[bytes]] = {}
@@ -122,7 +125,7 @@ class Pods:
             for name, process in self._running.items():
                 assert process.poll() is None, (self.here / f"{name}.log").read_text()
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=PATIENCE_S) as answer:
                     found, text = answer.status, answer.read().decode()
             except urllib.error.HTTPError as error:
                 with error:
@@ -145,7 +148,7 @@ class Pods:
             "PEEKLOCK_HTTP_ENDPOINT": f"https://localhost:{self.http_port}",
         }
         command = [sys.executable, "-m", "broker.cli", *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

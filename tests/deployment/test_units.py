@@ -15,6 +15,7 @@ from broker.settings.config import Settings
 from broker.settings.sources import load
 from tests.deployment.command_line import options
 from tests.deployment.manifests import skip_or_fail
+from tests.patience import PATIENCE_S
 
 UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
 NAMES = sorted(path.name for path in UNITS.glob("*.service"))
@@ -45,7 +46,7 @@ def systemd_analyze(directory, *arguments):
     if shutil.which("systemd-analyze") is None:
         skip_or_fail("systemd-analyze is not installed")
     return subprocess.run(
-        ["systemd-analyze", *arguments], cwd=directory, capture_output=True, text=True, timeout=60, check=False
+        ["systemd-analyze", *arguments], cwd=directory, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
 
 

@@ -10,7 +10,6 @@ from broker.catalog.catalog import home_partition
 from storage.data_dir import partition_path
 from tests.brokers import Broker
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, RawPeer, body_of, message
-from tests.patience import PATIENCE_S
 
 WITNESS = "witness"
 
@@ -53,7 +52,7 @@ def serves(port: int, queue: str = WITNESS) -> None:
 
 def metrics(broker: Broker) -> dict[tuple[str, ...], float]:
     """Samples by (name, label value, ...); those of all gateways together."""
-    status, text = broker.get("/metrics", timeout_s=PATIENCE_S)
+    status, text = broker.get("/metrics")
     assert status == 200
     found: dict[tuple[str, ...], float] = {}
     for family in text_string_to_metric_families(text):
@@ -65,7 +64,7 @@ def metrics(broker: Broker) -> dict[tuple[str, ...], float]:
 
 def is_ready(broker: Broker) -> bool:
     try:
-        return broker.get("/readyz")[0] == 200
+        return broker.get("/readyz", timeout_s=2.0)[0] == 200  # who answers late is not ready
     except OSError:  # nobody listens
         return False
 

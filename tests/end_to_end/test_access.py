@@ -251,7 +251,7 @@ def test_a_link_whose_token_ends_is_told_when_it_ended(stranger):
     ends = int(time.time()) + 2
     put_token(node, "orders", generate("sb://localhost/orders", KEY_NAME, KEY, ends))
     stranger.attach_sender("orders")
-    _, description = error_of(stranger.expect(DETACH, 4))
+    _, description = error_of(stranger.expect(DETACH))
     said = f"{datetime.fromtimestamp(ends, UTC):%Y-%m-%d %H:%M:%SZ}"
     assert description.startswith(f"ExpiredToken: The token is expired. Expiration time: '{said}'. TrackingId:")
 
@@ -369,7 +369,7 @@ def test_when_its_token_expires_a_link_is_detached_and_a_new_token_opens_it_agai
     assert put_token(node, "orders", token_for("orders", valid_s=2)).status == 202
     handle = stranger.attach_sender("orders")
     management = Node(stranger, "orders/$management")
-    detached = stranger.expect(DETACH, 4)
+    detached = stranger.expect(DETACH)
     assert detached.fields[0] == handle
     condition, description = error_of(detached)
     assert condition == UNAUTHORIZED
@@ -477,7 +477,7 @@ def test_a_silent_peer_is_closed_and_gets_heartbeats_until_then(start_broker):
         silent.sasl_plain()
         assert silent.open(idle_time_out_ms=1200).fields[4] == 1000
         began = last = time.monotonic()
-        while (frame := silent.receive(5)).code is None:
+        while (frame := silent.receive()).code is None:
             assert time.monotonic() - last < 1.2
             last = time.monotonic()
         assert last > began

@@ -15,6 +15,7 @@ from tests.brokers import Broker
 from tests.end_to_end.health import elsewhere
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, RawPeer
 from tests.end_to_end.raw_requests import Node
+from tests.patience import PATIENCE_S
 from tests.sessions.raw_sessions import accept, receive, send, session_of
 
 HERE, THERE = "orders", elsewhere("orders")  # on two partitions
@@ -71,7 +72,7 @@ def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def run(broker: Broker) -> Callable[[Story], None]:
     def run(story: Story) -> None:
         async def told() -> None:
-            async with asyncio.timeout(20), await connect_to(broker.connection_string) as connection:
+            async with asyncio.timeout(PATIENCE_S), await connect_to(broker.connection_string) as connection:
                 await story(connection)
 
         asyncio.run(told())
@@ -92,7 +93,7 @@ async def taken(connection: Connection, address: str, count: int) -> list[str]:
     async with receiving(connection, address) as receiver:
         found: list[Received] = []
         while len(found) < count:
-            found += await receiver.fetch(count - len(found), 10)
+            found += await receiver.fetch(count - len(found), PATIENCE_S)
         await asyncio.gather(*map(receiver.accept, found))
         assert await receiver.fetch(1, 0.1) == []
         return [text_of(each) for each in found]
@@ -120,7 +121,7 @@ def test_a_message_is_abandoned_and_then_dead_lettered_by_its_delivery_count(run
         await (await connection.sender(HERE)).send(said("tried"))
         async with receiving(connection, HERE) as receiver:
             for count in range(2):
-                [received] = await receiver.fetch(1, 10)
+                [received] = await receiver.fetch(1, PATIENCE_S)
                 assert received.message().delivery_count == count
                 await receiver.modify(received)
             assert await receiver.fetch(1, 0.1) == []
@@ -133,10 +134,10 @@ def test_a_message_is_dead_lettered_with_a_reason(run):
     async def story(connection: Connection) -> None:
         await (await connection.sender(THERE)).send(said("bad"))
         async with receiving(connection, THERE) as receiver:
-            [received] = await receiver.fetch(1, 10)
+            [received] = await receiver.fetch(1, PATIENCE_S)
             await receiver.reject(received, "bad", "very bad")
         async with receiving(connection, THERE + DEAD) as receiver:
-            [received] = await receiver.fetch(1, 10)
+            [received] = await receiver.fetch(1, PATIENCE_S)
             assert received.message().application_properties["DeadLetterReason"] == "bad"
             await receiver.accept(received)
 
@@ -164,7 +165,7 @@ def test_a_transaction_is_done_or_undone_as_a_whole(run):
         sender, coordinator = await connection.sender(HERE), await connection.coordinator()
         await sender.send(said("first"))
         async with receiving(connection, HERE) as receiver:
-            [received] = await receiver.fetch(1, 10)
+            [received] = await receiver.fetch(1, PATIENCE_S)
             undone = await coordinator.declare()
             await sender.send(said("undone"), undone)
             await coordinator.roll_back(undone)

@@ -17,7 +17,7 @@ from protocol.nodes.sas_tokens import generate
 from tests.brokers import KEY, KEY_NAME, Broker
 from tests.end_to_end.health import assert_unharmed, metrics, process_ids
 from tests.end_to_end.raw_peer import CLOSE, TRANSFER, RawPeer, error_of, performative, source
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
 MIB = 1 << 20
 BUDGET = 256 * MIB
@@ -43,7 +43,7 @@ class Measured(Broker):
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory):
     with Measured(tmp_path_factory.mktemp("budget"), CONFIG, workers=1) as broker:
-        connection = BlockingConnection(address(broker), timeout=60, allowed_mechs="PLAIN")
+        connection = BlockingConnection(address(broker), timeout=PATIENCE_S, allowed_mechs="PLAIN")
         sender = connection.create_sender("full")
         for _ in range(FULL):
             sender.send(proton.Message(body=bytes(250_000)))
@@ -68,11 +68,11 @@ class Honest:
 
     def _run(self):
         try:
-            connection = BlockingConnection(address(self._broker), timeout=60, allowed_mechs="PLAIN")
+            connection = BlockingConnection(address(self._broker), timeout=PATIENCE_S, allowed_mechs="PLAIN")
             sender, receiver = connection.create_sender("orders"), connection.create_receiver("orders")
             while not self._ends.is_set():
                 sender.send(proton.Message(body=f"{self.passed}" * 1000))
-                assert receiver.receive(60).body == f"{self.passed}" * 1000
+                assert receiver.receive(PATIENCE_S).body == f"{self.passed}" * 1000
                 receiver.accept()
                 self.passed += 1
             connection.close()
@@ -126,7 +126,7 @@ def links(broker, held):
 
 def stranger(broker, held):
     """Opens a WebSocket and says the header of SASL."""
-    peer = socket.create_connection(("127.0.0.1", broker.http_port), timeout=60)
+    peer = socket.create_connection(("127.0.0.1", broker.http_port), timeout=PATIENCE_S)
     held.append(peer)
     key = base64.b64encode(os.urandom(16)).decode()
     lines = ["GET /$servicebus/websocket HTTP/1.1", "Host: x", "Upgrade: websocket", "Connection: Upgrade"]
@@ -137,7 +137,7 @@ def stranger(broker, held):
 
 def body(broker, held):
     """Posts a message and does not end it."""
-    peer = socket.create_connection(("127.0.0.1", broker.http_port), timeout=60)
+    peer = socket.create_connection(("127.0.0.1", broker.http_port), timeout=PATIENCE_S)
     held.append(peer)
     token = generate("http://localhost/orders", KEY_NAME, KEY, int(time.time()) + 3600)
     head = (

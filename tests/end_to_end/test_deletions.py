@@ -22,7 +22,7 @@ from tests.brokers import Broker
 from tests.end_to_end.health import logged, metrics, process_ids, serves
 from tests.end_to_end.raw_peer import ATTACH, DETACH, DISPOSITION, TRANSFER, RawPeer, error_of, message
 from tests.logs import open_tables
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
 PARTITIONS = 4
 INTERVAL_MS = 300_000
@@ -65,7 +65,7 @@ class Worker:
 
     def __init__(self, broker: Broker, number: int = 0) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(5.0)
+        self.socket.settimeout(PATIENCE_S)
         self.socket.connect(str(broker.data_dir / "run" / f"worker-{number}.sock"))
         self._unread: list[Any] = []
 
@@ -298,7 +298,7 @@ def test_links_older_than_the_homes_restart_end_with_their_entity(broker):
         ]
         home, _ = broker.worker_processes()
         home.kill()
-        home.wait(10)
+        home.wait(PATIENCE_S)
         eventually(lambda: logged(broker, "worker connected again"), "the gateway has the catalog of the new worker")
         with Worker(broker) as other:
             other.say(Op.REMOVE, [QUEUE])
@@ -315,7 +315,7 @@ def test_a_gateway_that_starts_again_knows_what_is_gone(broker):
         assert other.hear(Op.DELETED)[1:] == [2, [QUEUE]]
     gateway = broker.gateway()
     gateway.kill()
-    gateway.wait(10)
+    gateway.wait(PATIENCE_S)
     eventually(lambda: is_ready(broker), "ready")
     with RawPeer.connect(broker.amqp_port) as peer:
         assert_missing(peer, "replies")

@@ -87,7 +87,7 @@ def test_a_queue_that_nobody_uses_on_any_partition_is_deleted_and_its_links_end(
         ]
         other = peer.attach_sender("witness")
         for handle in handles:
-            detached = peer.expect(DETACH, timeout_s=20)
+            detached = peer.expect(DETACH)
             assert (detached.fields[0], detached.fields[1], error_of(detached)[0]) == (handle, True, NOT_FOUND)
         assert_missing(peer, "replies")
         peer.transfer(message(b"m"), other)

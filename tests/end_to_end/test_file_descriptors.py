@@ -17,7 +17,7 @@ import pytest
 from tests.brokers import REPOSITORY, Broker
 from tests.end_to_end.health import metrics, serves
 from tests.end_to_end.raw_peer import CLOSE, DISPOSITION, RawPeer, error_of
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 from tests.ports import free_ports
 
 CONFIG = 'partitions = 1\n[[queues]]\nname = "witness"\n[[queues]]\nname = "orders"\n'
@@ -51,7 +51,7 @@ def test_half_open_requests_for_operations_cut_off_nobody(tmp_path, sent):
                 stack.enter_context(half_open(broker.ops_port, sent))
         eventually(lambda: gateway.num_fds() < DESCRIPTORS / 2, "descriptors that are given back")
         serves(broker.amqp_port)
-        assert broker.get("/readyz", timeout_s=10)[0] == 200
+        assert broker.get("/readyz")[0] == 200
         peer.attach_sender("witness")  # who was there before still is
         assert metrics(broker)["peeklock_operations_connections_dropped_total",] > 0
 
@@ -59,7 +59,7 @@ def test_half_open_requests_for_operations_cut_off_nobody(tmp_path, sent):
 def test_a_request_that_is_not_finished_ends_after_a_time(tmp_path):
     with Broker(tmp_path, CONFIG) as broker, half_open(broker.ops_port, b"GET / HTTP/1.1\r\n") as connection:
         began = time.monotonic()
-        connection.settimeout(20)
+        connection.settimeout(PATIENCE_S)
         while connection.recv(1000):
             pass
         assert time.monotonic() - began > 2
@@ -82,7 +82,7 @@ def test_connections_beyond_the_descriptors_are_refused_and_told_why(tmp_path):
                 stack.enter_context(half_open(broker.amqp_port, b""))
         first.attach_sender("witness")
         peers[-1].attach_sender("witness")
-        assert broker.get("/readyz", timeout_s=10)[0] == 200
+        assert broker.get("/readyz")[0] == 200
         lines = events(broker, "connections refused")
         assert lines
         assert len(lines) < 20
@@ -150,7 +150,7 @@ def test_a_flood_of_unfinished_handshakes_takes_no_more_than_connections_may(tmp
         eventually(lambda: sum(map(is_closed, flood)) > 200, "those beyond the limit are cut off")
         assert time.monotonic() - began < 3, "before the end of the time for TLS"
         assert gateway.num_fds() < before + 100
-        assert broker.get("/readyz", timeout_s=10)[0] == 200
+        assert broker.get("/readyz")[0] == 200
         peer.transfer(b"", sender)
         assert peer.expect(DISPOSITION)
         assert metrics(broker)["peeklock_connections_refused_total",] > 200
@@ -210,7 +210,7 @@ def test_without_a_descriptor_clients_wait_and_others_go_on(tmp_path, spare):
     with Broker(tmp_path, CONFIG, prefix=LIMITED) as broker, ExitStack() as stack:
         peer = stack.enter_context(RawPeer.connect(broker.amqp_port))
         sender = peer.attach_sender("orders")
-        scraper = http.client.HTTPConnection("127.0.0.1", broker.ops_port, timeout=10)
+        scraper = http.client.HTTPConnection("127.0.0.1", broker.ops_port, timeout=PATIENCE_S)
         stack.callback(scraper.close)
         assert scraped(scraper, "peeklock_accept_failures_total") == 0
         gateway = broker.gateway()

@@ -42,7 +42,7 @@ from tests.end_to_end.test_browsers import (
 )
 from tests.end_to_end.test_catalog_at_run_time import NODE, create, delete
 from tests.end_to_end.test_receiving import number_of, purge
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
 PARTITIONS = 4
 SEVERAL = 2  # workers
@@ -289,7 +289,7 @@ def test_what_is_abandoned_comes_back_and_what_expires_too(peer: RawPeer) -> Non
     assert [(number_of(frame), delivery_count(frame)) for frame in again] == [(0, 1)]
     peer.expect(DISPOSITION)
     complete(peer, again)
-    late = peer.expect(TRANSFER, 20)  # its lock has ended
+    late = peer.expect(TRANSFER)  # its lock has ended
     assert (number_of(late), delivery_count(late)) == (1, 1)
     peer.settle(second.fields[1])
     peer.expect(DISPOSITION)
@@ -412,7 +412,7 @@ def test_a_search_through_a_long_queue_holds_nobody_up(broker: Broker, peer: Raw
         plain = attach(beside, "orders", None)
         elsewhere = attach(beside, "invoices", None)
         beside.flow(elsewhere.handle, 1000)
-        deadline, rounds = time.monotonic() + 60, 0
+        deadline, rounds = time.monotonic() + PATIENCE_S, 0
         while not found and time.monotonic() < deadline:
             started = time.monotonic()
             beside.flow(plain.handle, 1, delivery_count=rounds)
@@ -460,7 +460,7 @@ def test_a_worker_is_killed(tmp_path: Path, queue: str) -> None:
         for worker in broker.worker_processes():
             worker.kill()
         # Their locks have ended with the workers; what is selected comes again, and nothing else.
-        again = [peer.expect(TRANSFER, 30) for _ in range(2)]
+        again = [peer.expect(TRANSFER) for _ in range(2)]
         assert sorted(numbers(again)) == [0, 3]
         peer.nothing_more(TRANSFER)
         complete(peer, again)

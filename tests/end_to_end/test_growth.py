@@ -12,6 +12,7 @@ from tests.end_to_end.raw_peer import RawPeer
 from tests.end_to_end.raw_requests import Node
 from tests.end_to_end.test_catalog_at_run_time import NODE, create, receive, send, update
 from tests.logs import open_tables
+from tests.patience import PATIENCE_S
 
 BEFORE, AFTER = 2, 5
 DECLARED = """
@@ -108,7 +109,7 @@ def test_a_number_that_is_too_small_ends_the_start_and_changes_nothing(tmp_path:
     smaller = broker_with(tmp_path, BEFORE)
     smaller.begin()
     assert smaller._process is not None
-    assert smaller._process.wait(20) == 78
+    assert smaller._process.wait(PATIENCE_S) == 78
     assert "the number may only grow. Set partitions to 5 or more" in smaller.log()
     with broker_with(tmp_path, AFTER) as broker, RawPeer.connect(broker.amqp_port) as peer:
         assert_everything_is_there(peer)

@@ -11,6 +11,7 @@ import pytest
 from tests.brokers import Broker
 from tests.end_to_end.raw_peer import DISPOSITION, RawPeer, message
 from tests.hostile_input import HOSTILE, OPENED, Hostile
+from tests.patience import PATIENCE_S
 
 MIB = 1 << 20
 MOST_S = 0.5  # for one message; while 1 MiB was read with quadratic work it took 6 s and more
@@ -37,7 +38,7 @@ def shouting(port: int, hostile: Hostile, count: int, size: int) -> Iterator[Non
         for peer in peers:
             peer.close()
     for thread in threads:
-        thread.join(10)
+        thread.join(PATIENCE_S)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from tests.end_to_end.raw_peer import (
     message,
     performative,
 )
+from tests.patience import PATIENCE_S
 
 MIB = 1 << 20
 LONG = "x" * 60_000
@@ -121,14 +122,14 @@ def say_until_cut_off(peer: RawPeer, frames: Iterable[bytes]) -> tuple[str, str]
     said: list[Frame] = []
 
     def listen() -> None:
-        said.extend(peer.wait_closed(60))
+        said.extend(peer.wait_closed())
 
     listener = threading.Thread(target=listen)
     listener.start()
     with suppress(OSError):
         for frame in frames:
             peer.send(frame)
-    listener.join(60)
+    listener.join(PATIENCE_S)
     closes = [frame for frame in said if frame.code == CLOSE]
     assert closes, "the broker did not end the connection"
     return error_of(closes[0])
@@ -282,7 +283,7 @@ def finish_messages(peer: RawPeer, senders: list[tuple[int, int]], room: int) ->
     answers = []
     for channel, handle in senders:
         peer.say(TRANSFER, UInt(handle), None, None, None, False, False, channel=channel, payload=b"y" * room)
-        frame = peer.expect(DISPOSITION, 60)
+        frame = peer.expect(DISPOSITION)
         answers.append(error_of(frame)[0] if frame.fields[4].descriptor == REJECTED else "")
     return answers
 

@@ -220,7 +220,7 @@ def serve(tmp_path: Path, *arguments: str, config: str = "", environment: dict[s
     if "--data-dir" not in arguments:
         command += ["--data-dir", str(tmp_path / "data")]
     ended = subprocess.run(
-        command, cwd=REPOSITORY, capture_output=True, text=True, timeout=30, check=False,
+        command, cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
         env={**os.environ, **(environment or {})},
     )  # fmt: skip
     return ended.returncode, ended.stdout + ended.stderr
@@ -299,7 +299,7 @@ def test_a_data_directory_that_cannot_be_written_is_named(tmp_path):
         "--emulator",
     ]
     command += ["--amqp-port", str(ports[0]), "--ops-port", str(ports[1]), "--http-port", "off"]
-    ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=30, check=False)
+    ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     written = ended.stdout + ended.stderr
     assert ended.returncode == 78, written
     assert str(data) in written

@@ -15,6 +15,7 @@ from protocol.client.requests import Management
 from protocol.codec import Described, Int, Long, Symbol, Timestamp
 from tests.brokers import Broker
 from tests.end_to_end.health import assert_unharmed, metrics, process_ids
+from tests.patience import PATIENCE_S
 
 CONFIG = """
 partitions = 3
@@ -78,7 +79,6 @@ SQL_FILTER = 83483426822
 TRUE_FILTER = 83483426823
 CORRELATION_FILTER = 83483426825
 
-RECEIVE_SECONDS = 5.0
 SILENCE_SECONDS = 0.2
 
 
@@ -114,7 +114,7 @@ async def received(connection: Connection, address: str, count: int) -> list[Mes
     async with await connection.receiver(address) as receiver:
         found = []
         for _ in range(count):
-            message = await receiver.receive(RECEIVE_SECONDS)
+            message = await receiver.receive(PATIENCE_S)
             assert message is not None, f"{len(found)} messages, not {count}, in {address}"
             await receiver.accept(message)
             found.append(message.message())
@@ -168,7 +168,7 @@ def test_a_subscription_has_a_dead_letter_queue(broker, suffix):
     async def test(connection: Connection) -> None:
         await send(connection, "prices", Message.of(b"dead"))
         async with await connection.receiver("prices/subscriptions/audit") as receiver:
-            message = await receiver.receive(RECEIVE_SECONDS)
+            message = await receiver.receive(PATIENCE_S)
             assert message is not None
             await receiver.modify(message)
         [dead] = await received(connection, f"prices/Subscriptions/Audit/{suffix}", 1)

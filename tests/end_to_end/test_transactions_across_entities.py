@@ -32,7 +32,7 @@ from tests.end_to_end.raw_peer import (
     outcome,
 )
 from tests.end_to_end.raw_requests import Node, put_token, token_for
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
 PARTITIONS = 4  # on two workers: 0 and 2, 1 and 3
 NAMES = [f"queue-{number}" for number in range(24)]
@@ -77,7 +77,7 @@ def crossing_broker(tmp_path_factory):
 
 @asynccontextmanager
 async def connected(broker: Broker) -> AsyncIterator[Connection]:
-    async with asyncio.timeout(60), await connect_to(broker.connection_string) as connection:
+    async with asyncio.timeout(PATIENCE_S), await connect_to(broker.connection_string) as connection:
         yield connection
 
 
@@ -102,7 +102,7 @@ async def arrived(broker: Broker, queue: str, count: int) -> list[str]:
         receiver = await connection.receiver(queue, credit=0, receive_and_delete=True)
         found = []
         while len(found) < count:
-            found += await receiver.fetch(count - len(found), 10)
+            found += await receiver.fetch(count - len(found), PATIENCE_S)
         found += await receiver.fetch(10, 0.1)
         return [str(bytes(each.message().content()), "utf-8") for each in found]
 
@@ -126,7 +126,7 @@ def test_receiving_from_one_entity_and_sending_to_others_is_one_transaction(run,
         coordinator = await connection.coordinator()
         receiver = await connection.receiver(HERE, credit=0)
         senders = [await connection.sender(name) for name in OTHERS]
-        [old] = await receiver.fetch(1, 10)
+        [old] = await receiver.fetch(1, PATIENCE_S)
         transaction = await coordinator.declare()
         if not sends_first:
             await receiver.accept(old, transaction)
@@ -151,7 +151,7 @@ def test_rolled_back_nothing_was_sent_and_the_message_stays(run, crossing_broker
         coordinator = await connection.coordinator()
         receiver = await connection.receiver(HERE, credit=0)
         sender = await connection.sender(FAR)
-        [old] = await receiver.fetch(1, 10)
+        [old] = await receiver.fetch(1, PATIENCE_S)
         transaction = await coordinator.declare()
         await receiver.accept(old, transaction)
         await sender.send(said("new"), transaction)
@@ -184,7 +184,7 @@ def test_messages_of_two_partitions_cannot_be_settled_in_one_transaction(run, cr
         async with connected(crossing_broker) as another:
             coordinator = await another.coordinator()
             here, far = [await another.receiver(name, credit=0) for name in (HERE, FAR)]
-            [first], [second] = await here.fetch(1, 10), await far.fetch(1, 10)
+            [first], [second] = await here.fetch(1, PATIENCE_S), await far.fetch(1, PATIENCE_S)
             transaction = await coordinator.declare()
             await here.accept(first, transaction)
             with pytest.raises(SettlementRefused) as raised:
@@ -205,12 +205,12 @@ def test_a_message_to_the_transactions_own_partition_goes_directly(run, crossing
             coordinator = await another.coordinator()
             await another.receiver(HERE, credit=0)
             far, sender = await another.receiver(FAR, credit=0), await another.sender(FAR)
-            [received] = await far.fetch(1, 10)
+            [received] = await far.fetch(1, PATIENCE_S)
             transaction = await coordinator.declare()
             await far.accept(received, transaction)
             await sender.send(said("again"), transaction)
             await coordinator.commit(transaction)
-            [again] = await far.fetch(1, 10)
+            [again] = await far.fetch(1, PATIENCE_S)
             assert "x-opt-enqueue-sequence-number" not in again.message().annotations
             await far.accept(again)
         assert await arrived(crossing_broker, HERE, 1) == ["here"]
@@ -301,7 +301,7 @@ def test_both_entities_must_be_allowed_to_be_sent_to_as_long_as_the_link_is_ther
                 assert peer.refusal()[0] == conditions.UNAUTHORIZED_ACCESS
         assert put_token(node, HERE, token_for(HERE)).status == 202
         attach_through(peer, HERE, FAR)
-        condition, description = error_of(peer.expect(DETACH, 5))
+        condition, description = error_of(peer.expect(DETACH))
         assert condition == conditions.UNAUTHORIZED_ACCESS
         assert "ExpiredToken: The token is expired." in description
 

@@ -49,7 +49,7 @@ def run(transacting_broker) -> Callable[[Callable[[Connection], Awaitable[None]]
 
 @asynccontextmanager
 async def connected(broker: Broker) -> AsyncIterator[Connection]:
-    async with asyncio.timeout(60), await connect_to(broker.connection_string) as connection:
+    async with asyncio.timeout(PATIENCE_S), await connect_to(broker.connection_string) as connection:
         yield connection
 
 
@@ -75,7 +75,7 @@ async def texts(connection: Connection, queue: str = HERE, count: int = 100) -> 
 
 
 async def receive(receiver: Receiver):
-    [received] = await receiver.fetch(1, 10)
+    [received] = await receiver.fetch(1, PATIENCE_S)
     return received
 
 

@@ -13,6 +13,7 @@ from protocol.client.messages import Message
 from protocol.codec import Timestamp
 from storage.maintenance import verify
 from tests.brokers import Broker
+from tests.patience import PATIENCE_S
 
 PARTITIONS = 4
 CONFIG = f"""
@@ -75,7 +76,6 @@ forward_to = "trip"
 name = "trip"
 forward_to = "round"
 """
-RECEIVE_SECONDS = 5.0
 SILENCE_SECONDS = 0.2
 
 
@@ -104,7 +104,7 @@ async def received(connection: Connection, address: str, count: int) -> list[Mes
     async with await connection.receiver(address) as receiver:
         found = []
         for _ in range(count):
-            message = await receiver.receive(RECEIVE_SECONDS)
+            message = await receiver.receive(PATIENCE_S)
             assert message is not None, f"{len(found)} messages, not {count}, in {address}"
             await receiver.accept(message)
             found.append(message.message())
@@ -134,7 +134,7 @@ def test_a_receiver_that_waits_at_the_end_gets_each_at_once(broker):
             for at in range(20):
                 began = time.monotonic()
                 await sender.send(Message.of(b"%d" % at).encode())
-                message = await receiver.receive(RECEIVE_SECONDS)
+                message = await receiver.receive(PATIENCE_S)
                 assert message is not None
                 assert message.message().content() == b"%d" % at
                 assert time.monotonic() - began < 2
@@ -157,7 +157,7 @@ def test_dead_lettered_messages_are_forwarded_with_their_reason_and_source(broke
     async def test(connection: Connection) -> None:
         await send(connection, "failing", Message.of(b"x"))
         async with await connection.receiver("failing") as receiver:
-            message = await receiver.receive(RECEIVE_SECONDS)
+            message = await receiver.receive(PATIENCE_S)
             assert message is not None
             await receiver.modify(message)
         [found] = await received(connection, "failures", 1)
@@ -172,7 +172,7 @@ def test_messages_that_cannot_be_forwarded_go_to_the_transfer_dead_letter_queue(
     async def test(connection: Connection) -> None:
         await send(connection, "to-closed", Message.of(b"1"), Message.of(b"2"))
         async with await connection.receiver("To-Closed/$Transfer/$DeadLetterQueue") as receiver:
-            message = await receiver.receive(RECEIVE_SECONDS)
+            message = await receiver.receive(PATIENCE_S)
             assert message is not None
             found = message.message()
             assert found.content() == b"1"

@@ -17,6 +17,7 @@ from protocol.client.messages import Message
 from protocol.message.intake import take_apart
 from storage.records import NEVER, encode_message
 from tests.brokers import Broker
+from tests.patience import PATIENCE_S
 
 CONFIG = """
 partitions = 1
@@ -29,7 +30,6 @@ name = "destination"
 """
 SOURCE, DESTINATION = 1 << 3, 2  # a queue id, an entity id
 STORE_IDS = (number.to_bytes(8, "big") for number in count(1))
-SECONDS = 5.0
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def broker(tmp_path_factory):
 class OtherWorker:
     def __init__(self, data_dir: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.settimeout(SECONDS)
+        self._socket.settimeout(PATIENCE_S)
         self._socket.connect(str(data_dir / "run" / "worker-0.sock"))
         self._unread: list[list[Any]] = []
         assert self.next()[0] == Op.HELLO

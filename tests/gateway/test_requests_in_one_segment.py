@@ -8,6 +8,7 @@ from protocol.codec import Described, decode, encode
 from protocol.engine.engine import Engine
 from protocol.engine.links import Link, Session
 from tests.brokers import Broker
+from tests.patience import PATIENCE_S
 
 COUNT = 5
 
@@ -48,7 +49,7 @@ def test_their_responses_keep_the_order_of_their_delivery_ids(tmp_path: Path) ->
     engine.attach(session, "responses", sender=False, source="$cbs", target="$cbs", credit=COUNT)
     with (
         Broker(tmp_path) as broker,
-        socket.create_connection(("127.0.0.1", broker.amqp_port), timeout=10) as connection,
+        socket.create_connection(("127.0.0.1", broker.amqp_port), timeout=PATIENCE_S) as connection,
     ):
 
         def exchange() -> None:

@@ -19,7 +19,7 @@ from tests.brokers import KEY, KEY_NAME, Broker
 from tests.interop import harness
 from tests.interop.sdks import HERE, TOOLCHAINS
 from tests.interop.test_interop import ensure
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.interop
 
@@ -59,7 +59,7 @@ class Celery:
     def run(self, *arguments: str) -> str:
         program = str(HERE / "celery" / "client.py")
         done = subprocess.run(
-            self.command(program, *arguments), env=self.environment, capture_output=True, text=True, timeout=90
+            self.command(program, *arguments), env=self.environment, capture_output=True, text=True, timeout=PATIENCE_S
         )
         assert done.returncode == 0, f"{done.stderr}\n{self.broker.log()}"
         return done.stdout.strip()

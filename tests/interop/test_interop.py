@@ -15,6 +15,7 @@ from tests.interop import harness
 from tests.interop.harness import Result
 from tests.interop.scenarios import SDKS, applicable
 from tests.interop.sdks import FIRST_MESSAGES, PROGRAMS, Toolchain
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.interop
 
@@ -90,6 +91,6 @@ def test_the_first_program_of_the_readme_sends_and_receives(language: str, tmp_p
             env={**os.environ, "SERVICEBUS_CONNECTION_STRING": broker.connection_string},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_S,
         )
         assert (done.returncode, done.stdout.strip()) == (0, f"Hello from {language}"), f"{done.stderr}\n{broker.log()}"

@@ -21,7 +21,7 @@ from storage.journal.files import PartitionJournal
 from storage.journal.frames import Made
 from tests.brokers import KEY, KEY_NAME, REPOSITORY, Broker
 from tests.journal.journaled import plain_rows
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
 CONFIG = """
 [journal]
@@ -73,7 +73,7 @@ def served(request, tmp_path_factory):
 @pytest.fixture
 def call(served):
     broker, _ = served
-    connection = HTTPConnection("localhost", broker.http_port, timeout=30)
+    connection = HTTPConnection("localhost", broker.http_port, timeout=PATIENCE_S)
 
     def send(path, key=(KEY_NAME, KEY), at="", method="GET", content=None):
         headers = (
@@ -275,7 +275,7 @@ ATTACKS = [
 
 def answer_to(broker, head):
     """Status, body; whatever the bytes of the request are."""
-    with socket.create_connection(("localhost", broker.http_port), timeout=30) as client:
+    with socket.create_connection(("localhost", broker.http_port), timeout=PATIENCE_S) as client:
         client.sendall(head.encode("latin-1"))
         answer = HTTPResponse(client)
         answer.begin()
@@ -378,7 +378,7 @@ def test_a_client_that_goes_is_noticed_and_one_that_does_not_read_takes_no_memor
 def test_a_journal_that_is_killed_is_started_again_and_a_cut_answer_is_no_whole_one(call, served):
     broker, journals = served
     process = journal_process(broker)
-    connection = HTTPConnection("localhost", broker.http_port, timeout=30)
+    connection = HTTPConnection("localhost", broker.http_port, timeout=PATIENCE_S)
     token = generate("http://localhost/", KEY_NAME, KEY, int(time.time()) + 60)
     target = path_of(journals[3], 3, journals[3].low, 10**9, f"&maxBytes={256 << 20}")
     connection.request("GET", target, headers={"Authorization": token})
@@ -401,7 +401,7 @@ def test_a_journal_that_is_killed_is_started_again_and_a_cut_answer_is_no_whole_
 
 def test_without_a_journal_there_is_none(tmp_path):
     with Broker(tmp_path, "", workers=0) as broker:
-        connection = HTTPConnection("localhost", broker.http_port, timeout=30)
+        connection = HTTPConnection("localhost", broker.http_port, timeout=PATIENCE_S)
         headers = {"Authorization": generate("http://localhost/", KEY_NAME, KEY, int(time.time()) + 60)}
         connection.request("GET", "/$journal", headers=headers)
         assert connection.getresponse().status in (400, 404)
@@ -525,7 +525,7 @@ def test_all_entities_and_rules(tmp_path):
     ]
     """
     with Broker(tmp_path, config) as broker:
-        connection = HTTPConnection("localhost", broker.http_port, timeout=30)
+        connection = HTTPConnection("localhost", broker.http_port, timeout=PATIENCE_S)
 
         def get(key, at=""):
             until = int(time.time()) + 60

@@ -23,7 +23,7 @@ def broker(tmp_path):
 
 
 def metrics(broker):
-    status, text = broker.get("/metrics", timeout_s=PATIENCE_S)
+    status, text = broker.get("/metrics")
     assert status == 200
     return {
         (sample.name, *sample.labels.values()): sample.value
@@ -121,7 +121,7 @@ def test_while_a_worker_is_down_readiness_names_its_partitions(tmp_path):
     try:
         broker.start()
         broker.worker().suspend()
-        status, body = broker.get("/readyz", timeout_s=PATIENCE_S)
+        status, body = broker.get("/readyz")
         assert status == 503
         assert "partitions that fail: 0, 1" in body
         assert broker.get("/livez")[0] == 200

@@ -11,7 +11,7 @@ import pytest
 from bench.processes import command_of
 from tests import preloaded
 from tests.brokers import REPOSITORY, Broker
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
 SERVE = (sys.executable, "-m", "broker.cli", "serve", "--config")
 QUEUE = "[[queues]]\nname = 'orders'\n"
@@ -44,7 +44,7 @@ def waiting(tmp_path):
 def test_copies_without_instructions_end_with_the_supervisor(waiting, number):
     serve, copies = waiting
     serve.send_signal(number)
-    _, alive = psutil.wait_procs(copies, timeout=30)
+    _, alive = psutil.wait_procs(copies, timeout=PATIENCE_S)
     assert alive == []
 
 

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 from broker.settings.sources import load
 from tests.brokers import Broker
+from tests.patience import PATIENCE_S, eventually
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -69,7 +69,7 @@ def health(directory, ops_port=1):
     assert json.loads(only("HEALTHCHECK").split("CMD ", 1)[1]) == ["/opt/peeklock/healthcheck"]
     assert "deploy/healthcheck /opt/peeklock/healthcheck" in [rest for name, rest in final_stage() if name == "COPY"]
     environment = {"PEEKLOCK_DATA_DIR": str(directory), "PEEKLOCK_OPS__PORT": str(ops_port)}
-    return subprocess.run([DEPLOY / "healthcheck"], env=environment, capture_output=True, timeout=30).returncode
+    return subprocess.run([DEPLOY / "healthcheck"], env=environment, capture_output=True, timeout=PATIENCE_S).returncode
 
 
 def test_the_health_check_follows_the_broker_on_whichever_port(tmp_path):
@@ -89,10 +89,7 @@ def test_the_health_check_of_a_broker_that_is_not_ready_fails(tmp_path):
     with Broker(tmp_path, workers=1) as broker:
         worker = broker.worker()
         worker.suspend()
-        deadline = time.monotonic() + 20
-        while health(broker.data_dir) == 0:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        eventually(lambda: health(broker.data_dir) != 0, "it is not ready")
         worker.resume()
 
 
@@ -135,7 +132,7 @@ def test_a_wheel_is_all_that_an_installation_needs(tmp_path):
         cwd=ROOT,
         check=True,
         capture_output=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     [wheel] = (tmp_path / "dist").glob("peeklock-*.whl")
     installed = tmp_path / "installed"
@@ -168,7 +165,7 @@ def test_a_wheel_is_all_that_an_installation_needs(tmp_path):
         env={"PYTHONPATH": str(installed), "PYTHONDONTWRITEBYTECODE": "1", "PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_S,
         check=True,
     )
     assert imported.stdout.strip() == str(installed / "broker" / "cli" / "commands.py")
@@ -187,7 +184,10 @@ def test_the_hosted_workflow_only_prepares_and_calls_the_one_script():
 
 def test_the_wheel_carries_its_license(tmp_path):
     subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path], cwd=ROOT, check=True, timeout=60
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path],
+        cwd=ROOT,
+        check=True,
+        timeout=PATIENCE_S,
     )
     [wheel] = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:

@@ -8,6 +8,7 @@ import pytest
 
 from broker.settings.addresses import Address, parse_address
 from broker.worker.dialling import TcpDialler
+from tests.patience import PATIENCE_S
 
 
 def test_a_name_with_several_addresses_is_dialled_at_each_in_turn(monkeypatch):
@@ -17,7 +18,7 @@ def test_a_name_with_several_addresses_is_dialled_at_each_in_turn(monkeypatch):
         found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", each.getsockname()) for each in (nobody, listener)]
         monkeypatch.setattr("broker.worker.dialling.socket.getaddrinfo", lambda *_, **__: found)
         dialler = TcpDialler(["several.example:5680"], None, poll)
-        refused, connection, until = 0, None, time.monotonic() + 10
+        refused, connection, until = 0, None, time.monotonic() + PATIENCE_S
         while connection is None and time.monotonic() < until:
             try:
                 connection = dialler.dial(0, int(time.monotonic() * 1000))

@@ -22,7 +22,7 @@ from protocol.nodes.sas_tokens import generate
 from tests.brokers import KEY, KEY_NAME, Broker
 from tests.examples import examples
 from tests.operations.test_management_api import ENTRY
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
 DOCUMENTED = {200, 201, 202, 204, 400, 401, 403, 404, 405, 408, 409, 410, 411, 412, 413, 414, 415, 417, 431, 501, 503}
 OWN = "whole"  # a queue that no drawn request names, because these may delete it
@@ -167,8 +167,8 @@ def token(kind: str) -> str:
     return kind if seconds is None else generate("sb://localhost/", KEY_NAME, KEY, int(time.time()) + seconds)
 
 
-def asked(broker: Broker, request: bytes, timeout_s: float = 10.0) -> bytes:
-    with closing(socket.create_connection(("127.0.0.1", broker.http_port), timeout_s)) as connection:
+def asked(broker: Broker, request: bytes) -> bytes:
+    with closing(socket.create_connection(("127.0.0.1", broker.http_port), PATIENCE_S)) as connection:
         connection.sendall(request)
         answer = b""
         while piece := connection.recv(65536):
@@ -227,7 +227,7 @@ def test_a_delay_is_refused_where_it_would_have_no_effect(broker):
 @example(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n\r\n", [])
 @example(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", [])
 def test_bytes_that_are_no_request_end_their_connection_only(broker, content, pieces):
-    connection = socket.create_connection(("127.0.0.1", broker.http_port), 10)
+    connection = socket.create_connection(("127.0.0.1", broker.http_port), PATIENCE_S)
     with closing(connection), suppress(OSError):  # it may be closed before all is sent
         for size in pieces:
             connection.sendall(content[:size])
@@ -299,19 +299,19 @@ def test_what_cannot_be_read_is_said(broker, target, why):
 
 def test_a_client_that_waits_for_100_continue_gets_it_once_it_may_send(broker):
     head = f"POST /{OWN}/messages HTTP/1.1\r\nHost: localhost\r\nExpect: 100-Continue\r\nContent-Length: 1\r\n"
-    with closing(socket.create_connection(("127.0.0.1", broker.http_port), 10)) as connection:
+    with closing(socket.create_connection(("127.0.0.1", broker.http_port), PATIENCE_S)) as connection:
         connection.sendall(f"{head}Authorization: {token('valid')}\r\n\r\n".encode())
         assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.sendall(b"a")
         assert parsed(connection.recv(65536)).status == 201
-    with closing(socket.create_connection(("127.0.0.1", broker.http_port), 10)) as connection:
+    with closing(socket.create_connection(("127.0.0.1", broker.http_port), PATIENCE_S)) as connection:
         connection.sendall(f"{head}\r\n".encode())
         assert parsed(connection.recv(65536)).status == 401
 
 
 def test_a_head_without_end_is_refused(broker):
     """Each header is short, and there are few."""
-    with closing(socket.create_connection(("127.0.0.1", broker.http_port), 10)) as connection:
+    with closing(socket.create_connection(("127.0.0.1", broker.http_port), PATIENCE_S)) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
         answer = b""
         with suppress(ConnectionError):
@@ -354,7 +354,7 @@ def test_pipelined_requests_are_answered_in_their_order(broker):
 def test_a_body_that_comes_slowly_holds_up_nobody_and_is_not_waited_for_without_end(tmp_path):
     with Broker(tmp_path, '[[queues]]\nname = "orders"\n') as broker:
         head = f"POST /orders/messages HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token('valid')}\r\n"
-        slow = [socket.create_connection(("127.0.0.1", broker.http_port), 60) for _ in range(20)]
+        slow = [socket.create_connection(("127.0.0.1", broker.http_port), PATIENCE_S) for _ in range(20)]
         started = time.monotonic()
         for connection in slow:
             connection.sendall(f"{head}Content-Length: 1000\r\n\r\nhalf a mess".encode())
@@ -375,7 +375,7 @@ def test_the_limit_of_connections_leaves_websockets_out_and_lets_new_ones_replac
     with Broker(tmp_path, '[http]\nmax_connections = 3\n[[queues]]\nname = "orders"\n') as broker:
 
         def opened(request: bytes, status: int | None) -> socket.socket:
-            connection = socket.create_connection(("127.0.0.1", broker.http_port), 10)
+            connection = socket.create_connection(("127.0.0.1", broker.http_port), PATIENCE_S)
             connection.sendall(request)
             if status is not None:
                 assert parsed(connection.recv(65536)).status == status
@@ -391,7 +391,7 @@ def test_the_limit_of_connections_leaves_websockets_out_and_lets_new_ones_replac
             busy = [opened(begun, None) for _ in range(3)]
             for connection in busy:  # until their requests are read, they count as waiting
                 assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
-            refused = socket.create_connection(("127.0.0.1", broker.http_port), 10)
+            refused = socket.create_connection(("127.0.0.1", broker.http_port), PATIENCE_S)
             with suppress(ConnectionError):
                 refused.sendall(health)
                 assert refused.recv(65536) == b""

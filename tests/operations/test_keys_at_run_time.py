@@ -19,7 +19,7 @@ from tests.brokers import KEY, KEY_NAME, REPOSITORY, Broker
 from tests.end_to_end.raw_peer import ACCEPTED, DETACH, DISPOSITION, RawPeer, error_of, message
 from tests.end_to_end.raw_requests import Node, put_token, token_for
 from tests.operations.test_management_api import ENTRY
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
 QUEUES = '[[queues]]\nname = "orders"\n[[queues]]\nname = "others"\n'
 RULE = '[[{0}authorization_rules]]\nkey_name = "app"\nprimary_key = "{1}"\nrights = [{2}]\n'
@@ -32,7 +32,7 @@ def config(key: str, rights: str = '"Send", "Listen"', *, gateways: int = 1) -> 
 
 def connect(broker: Broker, name: str, key: str) -> BlockingConnection:
     return BlockingConnection(
-        f"amqp://localhost:{broker.amqp_port}", timeout=20, user=name, password=key, allowed_mechs="PLAIN"
+        f"amqp://localhost:{broker.amqp_port}", timeout=PATIENCE_S, user=name, password=key, allowed_mechs="PLAIN"
     )
 
 
@@ -54,7 +54,7 @@ def expect_end(sender: BlockingSender) -> None:
 
     def has_ended() -> bool:
         try:
-            sender.send(MESSAGE, timeout=2)
+            sender.send(MESSAGE, timeout=PATIENCE_S)
         except LinkDetached as error:
             text = str(error)
             return "unauthorized-access" in text and "changed or removed" in text
@@ -67,7 +67,7 @@ def status(broker: Broker, path: str, name: str, key: str) -> int:
     token = generate("sb://localhost/", name, key, int(time.time()) + 60)
     request = urllib.request.Request(f"http://localhost:{broker.http_port}{path}", headers={"Authorization": token})
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
@@ -106,7 +106,7 @@ def test_fewer_rights_end_what_needed_them(tmp_path):
         reload(broker, config("key", '"Listen"'))
         expect_end(sender)
         connect(broker, KEY_NAME, KEY).create_sender("others").send(MESSAGE)
-        assert receiver.receive(timeout=20).body == b"x"
+        assert receiver.receive(timeout=PATIENCE_S).body == b"x"
 
 
 def test_settings_that_cannot_be_used_change_nothing(tmp_path):
@@ -136,7 +136,7 @@ def test_the_root_key_is_changed_one_key_after_the_other(tmp_path):
             str(broker.data_dir),
             *options,
         ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, cwd=REPOSITORY)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=REPOSITORY)
         assert (done.returncode, done.stderr) == (0, "")
         said.append(done.stdout)
         return kept.read_text().split()
@@ -164,7 +164,7 @@ def test_the_root_key_is_changed_one_key_after_the_other(tmp_path):
 def test_a_key_that_is_elsewhere_is_not_regenerated(tmp_path):
     (tmp_path / "config.toml").write_text('[security]\nroot_key = "mine"\n')
     command = [sys.executable, "-m", "broker.cli", "key", "regenerate", "--config", str(tmp_path / "config.toml")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, cwd=REPOSITORY)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=REPOSITORY)
     assert (done.returncode, done.stdout) == (78, "")
     assert "change security.root_key, and send SIGHUP" in done.stderr
 
@@ -200,7 +200,7 @@ def define(broker: Broker, key: str) -> None:
         {"Authorization": token_for(""), "If-Match": "*"},
         method="PUT",
     )
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
         assert answer.status == 200
 
 
@@ -209,7 +209,7 @@ def told(broker: Broker, resource: str) -> tuple[int, str]:
     token = generate(resource, KEY_NAME, KEY, int(time.time()) + 60)
     request = urllib.request.Request(f"http://localhost:{broker.http_port}/orders", headers={"Authorization": token})
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             return int(answer.status), answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()

@@ -16,6 +16,7 @@ from proton.utils import BlockingConnection
 from broker.atom.values import write_time
 from protocol.nodes.sas_tokens import generate
 from tests.brokers import KEY, KEY_NAME, Broker, BrokerFailed
+from tests.patience import PATIENCE_S
 
 ATOM = "{http://www.w3.org/2005/Atom}"
 SERVICE_BUS = "{http://schemas.microsoft.com/netservices/2010/10/servicebus/connect}"
@@ -54,7 +55,7 @@ def call(broker):
             method=method,
         )
         try:
-            with urllib.request.urlopen(request, timeout=20) as answer:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -64,7 +65,7 @@ def call(broker):
 
 def connected(broker):
     return BlockingConnection(
-        f"amqp://localhost:{broker.amqp_port}", timeout=20, user=KEY_NAME, password=KEY, allowed_mechs="PLAIN"
+        f"amqp://localhost:{broker.amqp_port}", timeout=PATIENCE_S, user=KEY_NAME, password=KEY, allowed_mechs="PLAIN"
     )
 
 
@@ -150,7 +151,7 @@ def test_filters_of_a_topic_are_counted(call):
 @pytest.mark.parametrize("origin", ["http://localhost", "HTTPS://Other:99", "wss://x", "http://[::1]:5300"])
 def test_the_target_of_a_request_may_be_a_whole_url(broker, origin):
     until_s = int(time.time()) + 60
-    with closing(HTTPConnection("localhost", broker.http_port, timeout=20)) as connection:
+    with closing(HTTPConnection("localhost", broker.http_port, timeout=PATIENCE_S)) as connection:
         headers = {"Authorization": generate("sb://localhost/", KEY_NAME, KEY, until_s)}
         for target, status in (
             (f"{origin}/$namespaceinfo?api-version=2021-05", 200),
@@ -307,7 +308,7 @@ def test_smuggled_and_unknown_requests_are_refused(broker):
         "GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\na",
         "NONSENSE\r\n\r\n",
     ):
-        with closing(HTTPConnection("localhost", broker.http_port, timeout=20)) as connection:
+        with closing(HTTPConnection("localhost", broker.http_port, timeout=PATIENCE_S)) as connection:
             connection.connect()
             connection.sock.sendall(lines.encode())
             answer = connection.sock.recv(4096).decode()
@@ -328,11 +329,11 @@ def test_locks_last_longer_than_in_the_cloud_only_where_a_setting_says_so(broker
         for path, data in (("made", body), ("declared", None)):
             url = f"http://localhost:{other.http_port}/{path}"
             request = urllib.request.Request(url, data, headers, method="PUT" if data else "GET")
-            with urllib.request.urlopen(request, timeout=20) as answer:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
                 assert value(answer.read().decode(), "LockDuration") == ("PT1H" if data else "PT10M")
         connection = connected(other)
         connection.create_sender("made").send(Message(body="x"))
         receiver = connection.create_receiver("made")
-        until = receiver.receive(timeout=20).annotations["x-opt-locked-until"]
+        until = receiver.receive(timeout=PATIENCE_S).annotations["x-opt-locked-until"]
         assert 3500 < until / 1000 - time.time() < 3700
         connection.close()

@@ -20,7 +20,7 @@ from protocol.nodes.sas_tokens import generate
 from protocol.symbols import TIMESPAN
 from tests.brokers import KEY, KEY_NAME, Broker
 from tests.end_to_end.health import metrics
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
 CONFIG = """
 [delivery]
@@ -74,7 +74,7 @@ class Answer:
 
 @pytest.fixture
 def call(broker):
-    connection = HTTPConnection("localhost", broker.http_port, timeout=90)
+    connection = HTTPConnection("localhost", broker.http_port, timeout=PATIENCE_S)
 
     def send(method, path, body=None, key=(KEY_NAME, KEY), **headers):
         headers = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -201,7 +201,7 @@ def test_messages_wait_for_receivers_and_receivers_for_messages(call, broker, em
     headers = {"Authorization": generate("http://localhost/", KEY_NAME, KEY, int(time.time()) + 60)}
 
     def wait():
-        with closing(HTTPConnection("localhost", broker.http_port, timeout=30)) as connection:
+        with closing(HTTPConnection("localhost", broker.http_port, timeout=PATIENCE_S)) as connection:
             connection.request("DELETE", "/orders/messages/head?timeout=20", headers=headers)
             answers.append(connection.getresponse().read())
 
@@ -368,7 +368,7 @@ def test_the_key_of_a_topic_is_none_of_a_queue_whose_name_goes_on_behind_a_subsc
 def test_a_token_for_a_queue_stays_one_when_that_is_deleted_and_was_one_before_it_was_made(broker):
     """Its resource has no scheme, and looks like a host."""
     token = generate("tenant1.inbox", "app", "a", int(time.time()) + 60)
-    connection = HTTPConnection("localhost", broker.http_port, timeout=90)
+    connection = HTTPConnection("localhost", broker.http_port, timeout=PATIENCE_S)
 
     def status(method, path, **headers):
         connection.request(method, path, b"", {"Authorization": token, **headers})

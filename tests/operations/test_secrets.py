@@ -21,7 +21,7 @@ from protocol.symbols import AMQP_HEADER
 from tests.brokers import KEY_NAME, REPOSITORY, Broker
 from tests.end_to_end.raw_peer import Closed, RawPeer, performative
 from tests.end_to_end.raw_requests import Node, put_token, token_for
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
 CERTIFICATE = Path(__file__).parents[1] / "protocol_client" / "localhost.pem"
 ROOT = "root-8Ks0fnWqB3xT"
@@ -136,7 +136,7 @@ class Watched:
 
     def _end(self, process: psutil.Process) -> None:
         process.send_signal(signal.SIGABRT)
-        process.wait(20)
+        process.wait(PATIENCE_S)
         eventually(self._is_ready, "readiness")
 
     def _is_ready(self) -> bool:
@@ -242,7 +242,7 @@ def peeklock(directory: Path, *arguments: str, **environment: str) -> str:
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)} | environment,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_S,
         check=False,
     )
     return done.stdout + done.stderr
@@ -307,7 +307,7 @@ def test_settings_that_a_child_cannot_take_are_not_in_its_traceback(tmp_path):
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert "ValidationError" in done.stderr

@@ -63,7 +63,7 @@ def sends(peer: RawPeer, handle: int) -> None:
 
 def shown(broker: Broker, name: str) -> dict[str, float]:
     """The samples of a metric, by gateway or by process."""
-    status, text = broker.get("/metrics", timeout_s=PATIENCE_S)
+    status, text = broker.get("/metrics")
     assert status == 200
     return {value: float(number) for value, number in re.findall(rf'^{name}\{{\w+="([^"]*)"\}} (\S+)$', text, re.M)}
 

@@ -17,6 +17,7 @@ from storage.log.snapshot import Snapshot
 from storage.records import FORMAT_VERSION_KEY, encode_document
 from storage.store import Table
 from tests.damaged_stores import FREE_PAGES, damage, lone_branch, wild_pointer, zeros
+from tests.patience import PATIENCE_S
 
 MIB = 1 << 20
 FREE_PORTS = {"amqp": {"port": 0}, "http": {"port": 0}, "ops": {"port": 0}}  # a start tries those it has
@@ -55,7 +56,11 @@ def start(data_dir, **settings):
     defaults = {"data_dir": str(data_dir), "partitions": 2, "workers": 1, "store": {"map_size_bytes": 64 * MIB}}
     settings = defaults | FREE_PORTS | settings
     done = subprocess.run(
-        [sys.executable, "-c", RUN, json.dumps(settings)], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", RUN, json.dumps(settings)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert "Traceback" not in done.stderr
     return done.returncode, done.stdout, done.stderr
@@ -128,7 +133,7 @@ def test_an_unwritable_directory_names_the_setting_and_the_user(tmp_path):
     tmp_path.chmod(0o755)
     settings = json.dumps({"data_dir": str(tmp_path / "data")})
     command = [sys.executable, "-c", RUN, settings, "65534"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 78
     assert "cannot be written" in done.stderr
     assert "user id 65534" in done.stderr

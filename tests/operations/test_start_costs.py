@@ -14,7 +14,7 @@ import pytest
 from broker.child import Instructions
 from broker.settings.config import Settings
 from broker.supervisor.processes import Processes, Role
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -41,7 +41,7 @@ MAY_NOT_LOAD = {
 def test_a_process_loads_nothing_heavy_that_it_starts_without(module):
     script = f"import sys, {module}\nprint(*sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=PATIENCE_S
     )
     loaded = set(done.stdout.split())
     assert module in loaded
@@ -98,7 +98,7 @@ def test_a_start_that_is_refused_late_leaves_no_process(tmp_path):
         assert "is ready" in first.stdout.readline()
         first.terminate()
     with serve("requires_session = true") as second:
-        _, log = second.communicate(timeout=30)
+        _, log = second.communicate(timeout=PATIENCE_S)
     assert second.returncode != 0
     assert "requires_session" in log
     data = tmp_path / "data"
@@ -148,6 +148,11 @@ def opened(description):
 )
 def test_the_language_of_rules_is_loaded(script, says):
     done = subprocess.run(
-        [sys.executable, "-c", OPENED + script], cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", OPENED + script],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
     )
     assert (" ".join(done.stdout.split()), done.stderr) == (says, "")

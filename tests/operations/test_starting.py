@@ -10,7 +10,7 @@ from storage.log.recovery import log_directory
 from storage.log.segments import segment_path
 from tests.brokers import Broker
 from tests.end_to_end.health import serves
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
 CONFIG = '[[queues]]\nname = "witness"\n'
 
@@ -43,7 +43,7 @@ def test_while_a_worker_replays_its_log_readiness_says_so(tmp_path: Path) -> Non
         os.mkfifo(pipe)
         killed = broker.worker()
         killed.kill()
-        killed.wait(10)
+        killed.wait(PATIENCE_S)
 
         def says_why() -> bool:
             status, body = broker.get("/readyz")

@@ -20,7 +20,7 @@ from proton.utils import BlockingConnection, LinkDetached
 
 from protocol.nodes.sas_tokens import generate
 from tests.brokers import KEY, KEY_NAME, REPOSITORY, Broker
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 from tests.ports import free_ports
 
 QUEUES = '[[queues]]\nname = "orders"\n[[queues]]\nname = "others"\n'
@@ -63,7 +63,7 @@ def served(port: int, ca: Path) -> bytes | None:
     """The certificate that is shown on this port."""
     context = ssl.create_default_context(cafile=ca)
     with (
-        socket.create_connection(("localhost", port), 10) as connection,
+        socket.create_connection(("localhost", port), PATIENCE_S) as connection,
         context.wrap_socket(connection, server_hostname="localhost") as secure,
     ):
         return secure.getpeercert(binary_form=True)
@@ -74,7 +74,7 @@ def get(port: int, path: str, ca: Path, certificate: Path | None = None) -> int:
     if certificate is not None:
         context.load_cert_chain(certificate)
     try:
-        with urllib.request.urlopen(f"https://localhost:{port}{path}", timeout=20, context=context) as answer:
+        with urllib.request.urlopen(f"https://localhost:{port}{path}", timeout=PATIENCE_S, context=context) as answer:
             return answer.status
     except urllib.error.HTTPError as error:
         return error.code
@@ -86,7 +86,7 @@ def external(port: int, ca: Path, certificate: Path) -> BlockingConnection:
     domain.set_peer_authentication(proton.SSLDomain.VERIFY_PEER_NAME)
     domain.set_credentials(str(certificate), str(certificate), None)
     return BlockingConnection(
-        f"amqps://localhost:{port}", timeout=20, ssl_domain=domain, allowed_mechs="EXTERNAL", sasl_enabled=True
+        f"amqps://localhost:{port}", timeout=PATIENCE_S, ssl_domain=domain, allowed_mechs="EXTERNAL", sasl_enabled=True
     )
 
 
@@ -102,7 +102,7 @@ def test_certificates_are_exchanged_while_connections_stay(tmp_path, gateways):
         domain.set_trusted_ca_db(str(made.ca))
         domain.set_credentials(str(client), str(client), None)
         with_key = f"amqps://RootManageSharedAccessKey:SAS_KEY_VALUE@localhost:{amqps}"
-        connection = BlockingConnection(with_key, timeout=20, ssl_domain=domain, allowed_mechs="PLAIN")
+        connection = BlockingConnection(with_key, timeout=PATIENCE_S, ssl_domain=domain, allowed_mechs="PLAIN")
         sender = connection.create_sender("orders")
         sender.send(MESSAGE)
 
@@ -134,7 +134,7 @@ def test_tokens_may_name_the_hosts_of_the_certificate(tmp_path):
         request = urllib.request.Request(f"https://localhost:{https}/orders", headers={"Authorization": token})
         try:
             context = ssl.create_default_context(cafile=made.ca)
-            with urllib.request.urlopen(request, timeout=20, context=context) as answer:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S, context=context) as answer:
                 return answer.status
         except urllib.error.HTTPError as error:
             return error.code
@@ -176,7 +176,7 @@ def test_a_client_certificate_has_the_rights_of_its_names(tmp_path):
         connection.close()
         connection = external(amqps, made.ca, manages)
         receiver = connection.create_receiver("orders")
-        assert receiver.receive(20).body == "one"
+        assert receiver.receive(PATIENCE_S).body == "one"
         receiver.accept()
         connection.close()
         connection = external(amqps, made.ca, unknown)
@@ -214,7 +214,7 @@ def test_the_end_of_the_certificate_is_measured_and_warned_about(tmp_path):
     soon.private_key_pem.write_to_path(made.key)
     broker, _, _ = started(tmp_path, made.settings())
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{broker.ops_port}/metrics", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{broker.ops_port}/metrics", timeout=PATIENCE_S) as answer:
             [line] = [each for each in answer.read().decode().splitlines() if each.startswith("peeklock_tls_cert")]
         assert abs(float(line.split()[-1]) - (time.time() + 3 * 86400)) < 3600
         [warning] = [json.loads(each) for each in broker.log().splitlines() if "certificate ends soon" in each]

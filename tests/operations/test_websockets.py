@@ -66,7 +66,9 @@ class Bridge:
         client.close()
 
     def connection(self):
-        return BlockingConnection(f"amqp://{KEY_NAME}:{KEY}@localhost:{self.port}", timeout=20, allowed_mechs="PLAIN")
+        return BlockingConnection(
+            f"amqp://{KEY_NAME}:{KEY}@localhost:{self.port}", timeout=PATIENCE_S, allowed_mechs="PLAIN"
+        )
 
 
 @pytest.mark.parametrize(("piece_bytes", "name"), [(1 << 20, SUBPROTOCOL), (1, SUBPROTOCOL), (7, "amqp")])
@@ -78,7 +80,7 @@ def test_messages_go_and_come(broker, piece_bytes, name):
         for number in range(20):
             sender.send(proton.Message(body=f"{number}" * 500))
         for number in range(20):
-            assert receiver.receive(20).body == f"{number}" * 500
+            assert receiver.receive(PATIENCE_S).body == f"{number}" * 500
             receiver.accept()
         connection.close()
 
@@ -90,7 +92,7 @@ def test_a_frame_that_comes_in_many_reads(broker):
         connection = bridge.connection()
         sender, receiver = connection.create_sender("orders"), connection.create_receiver("orders")
         sender.send(proton.Message(body=body))
-        assert receiver.receive(20).body == body
+        assert receiver.receive(PATIENCE_S).body == body
         receiver.accept()
         connection.close()
 
@@ -105,7 +107,7 @@ def test_over_tls(tmp_path):
         with connect(url, ssl=trusting, subprotocols=[SUBPROTOCOL], open_timeout=PATIENCE_S) as websocket:
             connection = Bridge(websocket).connection()
             connection.create_sender("orders").send(proton.Message(body="one"))
-            assert connection.create_receiver("orders").receive(20).body == "one"
+            assert connection.create_receiver("orders").receive(PATIENCE_S).body == "one"
             connection.close()
 
 
@@ -124,7 +126,7 @@ def test_a_client_that_does_not_read_gets_all_when_it_reads_again(broker):
             connection.wait(lambda: False, timeout=2)
         bridge.reads.set()
         for _ in range(count):
-            assert receiver.receive(20).body == body
+            assert receiver.receive(PATIENCE_S).body == body
             receiver.accept()
         connection.close()
 
@@ -134,7 +136,7 @@ def test_the_spellings_of_the_path(broker, path):
     with opened(broker, path) as websocket:
         websocket.send(SASL_HEADER)
         assert websocket.recv(20).startswith(SASL_HEADER)
-        assert websocket.ping().wait(20)
+        assert websocket.ping().wait(PATIENCE_S)
 
 
 def test_text_ends_the_websocket(broker):
@@ -156,7 +158,7 @@ def test_a_close_is_answered_and_ends_the_connection(broker):
 
 
 def closed(broker):
-    with urllib.request.urlopen(f"http://127.0.0.1:{broker.ops_port}/metrics", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{broker.ops_port}/metrics", timeout=PATIENCE_S) as answer:
         lines = answer.read().decode().splitlines()
     [value] = [line.split()[-1] for line in lines if line.startswith("peeklock_connections_closed_total")]
     return float(value)
@@ -182,7 +184,7 @@ def test_another_subprotocol_is_refused(broker, subprotocols):
 def test_a_request_that_is_no_handshake_is_refused(broker, method):
     request = urllib.request.Request(f"http://localhost:{broker.http_port}{PATH}", method=method)
     with pytest.raises(urllib.error.HTTPError) as raised:
-        urllib.request.urlopen(request, timeout=20)
+        urllib.request.urlopen(request, timeout=PATIENCE_S)
     assert raised.value.code == 400
     assert b"SubCode=40000" in raised.value.read()
 
@@ -203,7 +205,7 @@ def test_bytes_that_come_with_the_handshake_count(broker):
         f"Sec-WebSocket-Key: {'A' * 22}==\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: {SUBPROTOCOL}\r\n\r\n"
     )
     frame = b"\x82\x88\0\0\0\0" + SASL_HEADER  # masked with zeros
-    with socket.create_connection(("localhost", broker.http_port), 20) as connection:
+    with socket.create_connection(("localhost", broker.http_port), PATIENCE_S) as connection:
         connection.sendall(request.encode() + frame)
         answer = b""
         while SASL_HEADER not in answer:

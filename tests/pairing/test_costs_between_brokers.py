@@ -13,6 +13,7 @@ from broker.pairing.syphon.syphon import Syphon
 from protocol.client.messages import Message
 from tests.brokers import Broker
 from tests.pairing.conftest import QUEUES, contents, namespace
+from tests.patience import PATIENCE_S
 
 MESSAGES = 50
 FAST = PairingOptions(backlog_queue_count=2, failover_interval_ms=200, ping_interval_ms=500)
@@ -42,7 +43,7 @@ async def test_a_message_of_an_outage_is_sent_twice_and_received_twice(tmp_path)
                 await path.changed
         options = SyphonOptions(backlog_queue_count=2, once=True)
         found = await check(namespace(primary), namespace(secondary), "main", options)
-        await asyncio.wait_for(Syphon(namespace(primary), namespace(secondary), found, options).run(), 60)
+        await asyncio.wait_for(Syphon(namespace(primary), namespace(secondary), found, options).run(), PATIENCE_S)
         assert sorted(await contents(primary, "orders")) == sorted(bodies)
 
         of_backlog = await traffic(secondary)

@@ -16,7 +16,7 @@ from broker.settings.sources import load
 from tests.brokers import KEY, KEY_NAME, REPOSITORY, Broker
 from tests.end_to_end.health import logged
 from tests.pairing.conftest import QUEUES, fill, taken
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 from tests.ports import free_ports
 
 QUEUE = "main/x-servicebus-transfer/{}"
@@ -42,7 +42,7 @@ def section(primary: Broker, **values: object) -> str:
 
 def metrics(broker: Broker) -> dict[str, float]:
     """The samples by name and labels."""
-    status, text = broker.get("/metrics", timeout_s=20)
+    status, text = broker.get("/metrics")
     assert status == 200
     return {name: float(value) for name, value in re.findall(r"^([^#\s]+) (\S+)$", text, re.MULTILINE)}
 
@@ -170,7 +170,7 @@ def peeklock(directory: Path, *arguments: str, **variables: str) -> "subprocess.
         env=own | variables | {"PEEKLOCK_DATA_DIR": str(directory)},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_S,
         check=False,
     )
 

@@ -345,7 +345,7 @@ def test_a_terminal_shows_a_progress_bar(primary, secondary, syphon):
         while part := os.read(ours, 65536):
             shown += part
     os.close(ours)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     assert out == b"300 messages moved to bar\n"
     assert b"draining the backlog of bar" in shown

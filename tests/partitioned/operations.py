@@ -374,13 +374,13 @@ def changes(scene: Scene) -> Run:
 
 def reads_metrics(scene: Scene) -> Run:
     yield
-    status, _ = scene.broker.get("/metrics", timeout_s=PATIENCE_S)
+    status, _ = scene.broker.get("/metrics")
     return "" if status == 200 else str(status)
 
 
 def asks_whether_it_is_ready(scene: Scene) -> Run:
     yield
-    status, _ = scene.broker.get("/readyz", timeout_s=PATIENCE_S)
+    status, _ = scene.broker.get("/readyz")
     return "" if status == 200 else str(status)
 
 

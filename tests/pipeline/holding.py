@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from protocol.client.connection import connect_to
 from tests.brokers import REPOSITORY, Broker
+from tests.patience import PATIENCE_S
 
 
 @contextlib.contextmanager
@@ -32,7 +33,7 @@ def locked(broker: Broker, address: str, count: int) -> Iterator[None]:
 async def _hold(connection_string: str, address: str, count: int) -> None:
     async with await connect_to(connection_string) as connection:
         receiver = await connection.receiver(address, credit=0)
-        held = await receiver.fetch(count, 10)
+        held = await receiver.fetch(count, PATIENCE_S)
         print(len(held), flush=True)
         await asyncio.to_thread(sys.stdin.read)
         await receiver.release_all(held)

@@ -322,7 +322,7 @@ class Traffic:
         async with await self.connect() as connection:
             await self._send(connection, "bin", [_order(chance) for _ in range(3 * len(REASONS))])
             receiver = await connection.receiver("bin", credit=0)
-            taken = await receiver.fetch(len(REASONS), 10.0)
+            taken = await receiver.fetch(len(REASONS), PATIENCE_S)
             await _settled(
                 [receiver.reject(each, reason, "left over") for each, reason in zip(taken, REASONS, strict=True)]
             )

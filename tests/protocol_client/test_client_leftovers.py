@@ -14,7 +14,7 @@ from protocol.client.errors import AuthenticationFailed, ClientError, Connection
 from protocol.client.messages import Message, value_section
 from protocol.engine.deliveries import reject
 from tests.leftovers import Leftovers
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 from tests.protocol_client.scripted_peer import ScriptedPeer
 
 BODY = Message.of(b"x" * 1000).encode()
@@ -333,7 +333,7 @@ def parts_of(connection: Connection) -> list[Any]:
 
 def check(end: Callable[[Leftovers | None], Coroutine[Any, Any, None]], run: Callable[..., Any]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             await end(None)  # what is made once is made
             with Leftovers("protocol", "_asyncio") as leftovers:
                 await end(leftovers)
@@ -357,7 +357,7 @@ def test_nothing_of_a_connection_lives_on(state: State, run: Callable[..., Any])
             if leftovers is not None:
                 leftovers.ended(*parts_of(scene.connection), *scene.waiting)
             await end(scene)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 await scene.connection.wait_closed()
                 await asyncio.gather(*scene.waiting, return_exceptions=True)
 

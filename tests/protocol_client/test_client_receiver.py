@@ -18,7 +18,7 @@ from protocol.engine.deliveries import (
     settle,
 )
 from protocol.engine.proton import ffi, lib
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 
 
 def message(number=0):
@@ -238,7 +238,7 @@ async def test_no_message_in_time_is_none(peer):
         assert await receiver.receive(timeout_s=0.01) is None
         peer.send("q", message())
         await until(lambda: connection.engine.links)
-        assert (await receiver.receive(timeout_s=5)).payload == message()
+        assert (await receiver.receive(timeout_s=PATIENCE_S)).payload == message()
 
 
 async def test_several_may_wait_and_each_gets_another_message(peer):
@@ -347,7 +347,7 @@ async def test_fetch_takes_what_is_there(peer):
 async def test_fetch_waits_for_the_first_only(peer):
     async with peer, await peer.connect() as connection:
         receiver = await connection.receiver("q", credit=0)
-        fetching = asyncio.create_task(receiver.fetch(10, timeout_s=20))
+        fetching = asyncio.create_task(receiver.fetch(10, timeout_s=PATIENCE_S))
         await until(lambda: peer.link("q").credit == 10)
         peer.send("q", message())
         assert [received.payload for received in await fetching] == [message()]

@@ -26,6 +26,7 @@ from protocol.message.batches import pack_batch
 from protocol.nodes.sas_tokens import generate
 from protocol.symbols import SCHEDULED_ENQUEUE_TIME
 from tests.brokers import KEY, KEY_NAME, Broker
+from tests.patience import PATIENCE_S
 from tests.ports import free_ports
 
 CERTIFICATE = Path(__file__).with_name("localhost.pem")
@@ -115,7 +116,7 @@ async def test_abandoned_released_deferred_and_dead_lettered(broker):
         states = [Message.decode(each).annotations["x-opt-message-state"] for each in await management.peek(10)]
         assert states == [0, 0, 1]
         async with await connection.receiver("outcomes" + DEAD, credit=0) as dead_letters:
-            (received,) = await dead_letters.fetch(5, timeout_s=5)
+            (received,) = await dead_letters.fetch(5, timeout_s=PATIENCE_S)
             assert received.message().application_properties == {
                 "DeadLetterReason": "bad",
                 "DeadLetterErrorDescription": "very bad",
@@ -190,7 +191,7 @@ async def test_a_lost_lock_is_told(broker):
     async with await connect_to(broker.connection_string) as connection:
         await (await connection.sender("locks")).send(numbered(1)[0])
         receiver = await connection.receiver("locks", credit=0)
-        (received,) = await receiver.fetch(1, timeout_s=5)
+        (received,) = await receiver.fetch(1, timeout_s=PATIENCE_S)
         management = await connection.management("locks")
         await management.request(
             "com.microsoft:update-disposition",
@@ -205,7 +206,7 @@ async def test_locks_are_renewed(broker):
     async with await connect_to(broker.connection_string) as connection:
         await (await connection.sender("locks")).send(numbered(1)[0])
         receiver = await connection.receiver("locks", credit=0)
-        (received,) = await receiver.fetch(1, timeout_s=5)
+        (received,) = await receiver.fetch(1, timeout_s=PATIENCE_S)
         management = await connection.management("locks")
         (until_ms,) = await management.renew_locks([received.lock_token])
         assert until_ms > received.message().annotations["x-opt-locked-until"]
@@ -217,7 +218,7 @@ async def test_a_session_is_held_by_one_receiver_and_has_a_state(broker):
         management = await connection.management("in-sessions")
         async with await connection.accept_session("in-sessions", "a") as receiver:
             await (await connection.sender("in-sessions")).send(Message.of(b"x", group_id="a").encode())
-            [received] = await receiver.fetch(5, timeout_s=5)
+            [received] = await receiver.fetch(5, timeout_s=PATIENCE_S)
             until_ms = await management.renew_session_lock("a")
             assert 0 < until_ms - time.time() * 1000 <= 5000
             await management.set_session_state("a", b"half")
@@ -294,7 +295,7 @@ async def test_purge_deletes_everything_that_is_not_locked(broker):
         await sender.send_all(numbered(5000))
         await management.schedule([Message.of(b"later", annotations={SCHEDULED_ENQUEUE_TIME: due})])
         receiver = await connection.receiver("purged", credit=0)
-        locked, dead = await receiver.fetch(2, timeout_s=5)
+        locked, dead = await receiver.fetch(2, timeout_s=PATIENCE_S)
         await receiver.reject(dead)
         assert await management.purge() == 4999
         assert await management.purge() == 0
@@ -346,7 +347,7 @@ async def test_counts_say_what_is_where(broker):
         await sender.send_all(numbered(6))
         await management.schedule([Message.of(b"later", annotations={SCHEDULED_ENQUEUE_TIME: due})])
         receiver = await connection.receiver("counted", credit=0)
-        _locked, deferred, dead = await receiver.fetch(3, timeout_s=5)
+        _locked, deferred, dead = await receiver.fetch(3, timeout_s=PATIENCE_S)
         await receiver.modify(deferred, undeliverable_here=True)
         await receiver.reject(dead)
         counts = await management.counts()

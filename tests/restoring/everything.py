@@ -12,6 +12,7 @@ from protocol.client.connection import Connection, connect_to
 from protocol.client.messages import Message
 from protocol.codec import Symbol, Timestamp
 from tests.brokers import Broker
+from tests.patience import PATIENCE_S
 
 PARTITIONS = 4
 CONFIG = """
@@ -125,7 +126,7 @@ async def load(broker: Broker, count: int = 40) -> tuple[set[str], list[int]]:
         accepted -= await _settle(client, "orders", count)
         accepted -= await _settle(client, "news/subscriptions/red", count)
         receiver = await client.accept_session("talks", "b")
-        first, second, third = await receiver.fetch(3, 20.0)
+        first, second, third = await receiver.fetch(3, PATIENCE_S)
         await receiver.accept(first)
         await receiver.modify(second, undeliverable_here=True)
         await receiver.reject(third, "bad", "it was so")
@@ -154,14 +155,14 @@ async def load(broker: Broker, count: int = 40) -> tuple[set[str], list[int]]:
         await transactions.commit(transaction)
         accepted.update(f"large-{number}" for number in range(3))
         held = await client.receiver("orders", credit=3)
-        assert len(await held.fetch(3, 20.0)) == 3  # they are locked when it ends
+        assert len(await held.fetch(3, PATIENCE_S)) == 3  # they are locked when it ends
     return accepted, scheduled
 
 
 async def _settle(client: Connection, entity: str, count: int) -> set[str]:
     """Some of them in each way. Returns the names of those that have ended."""
     receiver = await client.receiver(entity, credit=count)
-    received = await receiver.fetch(count // 5, 20.0)
+    received = await receiver.fetch(count // 5, PATIENCE_S)
     ended = set()
     for number, each in enumerate(received):
         match number % 5:
@@ -205,10 +206,10 @@ async def seen(broker: Broker) -> Seen:
     return found
 
 
-async def settled(broker: Broker, times_s: float = 60.0) -> Seen:
+async def settled(broker: Broker) -> Seen:
     """What is seen when nothing is under way any more."""
     before = await seen(broker)
-    deadline = time.monotonic() + times_s
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         await asyncio.sleep(0.1)  # what is under way changes something meanwhile
         now = await seen(broker)

@@ -15,7 +15,7 @@ from storage.data_dir import read_description
 from storage.maintenance import verify
 from tests.brokers import KEY, KEY_NAME
 from tests.cluster.machines import Certificates, Cluster, Machine
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 from tests.restoring.capture_and_restore import as_it_was, capture_all, restore
 from tests.restoring.everything import CONFIG, load, names_in, seen, settled
 
@@ -34,7 +34,7 @@ def cluster(tmp_path_factory):
 
 
 def asked(gateway: Machine, path: str, method: str = "GET", content: object = None) -> tuple[int, str]:
-    connection = HTTPConnection("localhost", gateway.http_port, timeout=60)
+    connection = HTTPConnection("localhost", gateway.http_port, timeout=PATIENCE_S)
     token = generate("http://localhost/", KEY_NAME, KEY, int(time.time()) + 60)
     body = None if content is None else json.dumps(content)
     connection.request(method, path, body=body, headers={"Authorization": token})
@@ -135,7 +135,7 @@ def test_only_certificates_of_the_namespace_read_the_journal(cluster):
     host, _, port = cluster.journals[0].rpartition(":")
     certificates = cluster.workers[0].directory.parent / "certificates"
     context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
-    with socket.create_connection((host, int(port)), 10) as plain:
+    with socket.create_connection((host, int(port)), PATIENCE_S) as plain:
         assert answer_to_nobody(plain, context, host) == b""
 
 

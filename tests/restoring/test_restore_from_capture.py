@@ -8,6 +8,7 @@ import pytest
 from protocol.client.messages import Message
 from storage.maintenance import verify
 from tests.brokers import Broker
+from tests.patience import PATIENCE_S
 from tests.restoring.capture_and_restore import as_it_was, capture_all, restore
 from tests.restoring.everything import CONFIG, connected, load, made, names_in, seen, settled
 
@@ -53,12 +54,12 @@ async def use(broker, messages, scheduled) -> None:
                 assert len(found) == len(deferred)
             waiting = {number for number, each in there.items() if state_of(each) == ACTIVE}
             receiver = await client.receiver(entity, credit=500)
-            received = await receiver.fetch(len(waiting), 20.0)
+            received = await receiver.fetch(len(waiting), PATIENCE_S)
             assert {each.message().sequence_number for each in received} == waiting
             await receiver.accept_all(received)
             async with await client.sender(entity) as sender:
                 await sender.send(made(f"{entity}-new"))
-            [new] = await receiver.fetch(1, 20.0)
+            [new] = await receiver.fetch(1, PATIENCE_S)
             number = new.message().sequence_number or 0
             of_fragment = [each for each in there if each >> 48 == number >> 48]
             assert number > max(of_fragment, default=0)
@@ -71,7 +72,7 @@ async def use(broker, messages, scheduled) -> None:
             assert await management.session_state(session_id) == state
             await session.close()
         session = await client.accept_session("talks", "a")
-        assert len(await session.fetch(10, 20.0)) == 10
+        assert len(await session.fetch(10, PATIENCE_S)) == 10
     after = await seen(broker)
     assert not [each for each in after["ids"].values() if each.message_id == "ids-3"]
     assert highest["orders"] > 0

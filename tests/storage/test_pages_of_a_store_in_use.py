@@ -11,6 +11,7 @@ from storage import lmdb_store, pages
 from storage.lmdb_store import LmdbStore, check_store_pages
 from storage.pages import PageFinding, _Check, _Root, check_pages
 from storage.store import Table
+from tests.patience import PATIENCE_S
 
 RECORDS = 2000
 
@@ -40,13 +41,13 @@ def write(tmp_path: Path) -> Iterator[Write]:
     def write(count: int) -> None:
         if count:
             ours.send(count)
-            assert ours.poll(20)
+            assert ours.poll(PATIENCE_S)
             ours.recv()
 
     write(3)
     yield write
     ours.send(0)
-    owner.join(20)
+    owner.join(PATIENCE_S)
     assert owner.exitcode == 0
 
 

@@ -14,6 +14,7 @@ from storage.lmdb_store import DATA_FILE
 from storage.records import Counts, Place, message_key, queue_key
 from storage.store import Table
 from tests.damaged_stores import damage, lone_branch
+from tests.patience import PATIENCE_S
 from tests.storage.partition_contents import QUEUE_ID, add_message, open_store, put_counts
 
 PAGE = 4096
@@ -47,7 +48,7 @@ def store_file(tmp_path: Path) -> Path:
 
 def verify(directory: Path) -> tuple[int, str]:
     command = [sys.executable, "-m", "broker.cli", "verify", "--data-dir", str(directory)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     return done.returncode, done.stdout
 
 
@@ -109,7 +110,7 @@ def test_a_page_that_is_free_and_in_use_is_found(tmp_path: Path, store_file: Pat
 def peeklock(*arguments: str) -> tuple[int, str]:
     """Run a command: its exit code, and what it says on standard error."""
     command = [sys.executable, "-m", "broker.cli", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     return done.returncode, done.stderr
 
 

@@ -18,7 +18,7 @@ from tests.brokers import KEY, KEY_NAME
 from tests.end_to_end.raw_peer import CLOSE, frame_bytes, message
 from tests.hostile_input import OPENED, attach, say, transfer
 from tests.leftovers import Leftovers
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 from tests.ports import free_ports
 from tests.processes import connection_string
 from tests.protocol_client.scripted_peer import ScriptedPeer
@@ -174,4 +174,4 @@ def test_nothing_of_a_connection_lives_on(state: State, end: State, is_away: boo
                     sidecar._looking.cancel()
                 await sidecar.pairing.close()
 
-    uvloop.run(asyncio.wait_for(run(), 30))
+    uvloop.run(asyncio.wait_for(run(), PATIENCE_S))

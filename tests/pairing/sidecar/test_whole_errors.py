@@ -182,7 +182,7 @@ def test_who_loses_his_right_is_told_so(shared, product):
         token = generate("sb://localhost/orders", KEY_NAME, KEY, int(time.time()) + 2)
         assert put_token(Node(peer, "$cbs"), "orders", token).status == 202
         peer.attach_sender("orders")
-        assert error_of(peer.expect(DETACH, 10))[0] == UNAUTHORIZED
+        assert error_of(peer.expect(DETACH))[0] == UNAUTHORIZED
 
 
 FAULTS = {

@@ -15,6 +15,7 @@ from protocol.message.sections import scan, usual_form
 from protocol.symbols import Descriptor
 from tests.brokers import Broker
 from tests.caller import KILL_DRIVERS
+from tests.patience import PATIENCE_S
 from tests.pipeline.holding import locked
 from tests.pipeline.programs import Program, counts_over_http
 
@@ -171,7 +172,7 @@ def test_what_is_not_repaired_keeps_its_bytes_and_its_types(run, broker, capsys)
     async def send(connection):
         await (await connection.sender("other")).send(plain + section + body)
         receiver = await connection.receiver("other")
-        await receiver.reject(await receiver.receive(5), "Bad", "why")
+        await receiver.reject(await receiver.receive(PATIENCE_S), "Bad", "why")
 
     in_broker(broker, send)
     assert run("other", "--set", "subject='mended'", "--to", "plain", "--apply") == 0
@@ -179,7 +180,7 @@ def test_what_is_not_repaired_keeps_its_bytes_and_its_types(run, broker, capsys)
 
     async def receive(connection):
         receiver = await connection.receiver("plain", receive_and_delete=True)
-        return (await receiver.receive(5)).payload
+        return (await receiver.receive(PATIENCE_S)).payload
 
     payload = in_broker(broker, receive)
     assert properties_section(payload) == section

@@ -12,6 +12,7 @@ pytest.importorskip("pyspark")
 
 from pipeline.jobs import classes, rehearsal, running
 from pyspark_peeklock import readiness
+from tests.patience import PATIENCE_S
 
 
 def test_the_jvm_of_a_job_maps_it(spark):
@@ -26,7 +27,7 @@ def test_a_jvm_goes_on_without_one_that_is_none_and_says_nothing(tmp_path, conte
     archive = tmp_path / "spark-classes.jsa"
     archive.write_bytes(content)
     command = [readiness.java_command(), *classes.reading(archive).split(), "--version"]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout.startswith(("openjdk", "java")), ran.stdout
 

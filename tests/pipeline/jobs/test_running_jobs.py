@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from broker.cli.all_commands import app
+from tests.patience import PATIENCE_S
 from tests.pipeline import ledgers
 from tests.pipeline.ledgers import PRESENT, History
 
@@ -233,7 +234,7 @@ def test_jobs_run_by_the_command_and_as_a_file(spark, tmp_path):
         [sys.executable, str(ROOT / "pipeline" / "jobs" / "usage.py"), *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         env=environment,
         cwd=tmp_path,
     )
@@ -266,7 +267,7 @@ def test_without_java_a_job_says_so_in_one_line(tmp_path):
         ],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         env={"PATH": str(tmp_path), "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "pipeline")])},
     )
     assert ran.returncode == 3

@@ -24,6 +24,7 @@ from pyspark_peeklock.parts import OffsetRange
 from pyspark_peeklock.rows import SCHEMA
 from storage.journal import events
 from tests.brokers import Broker
+from tests.patience import PATIENCE_S
 from tests.pipeline.spark.taking import take_all
 
 CONFIG = """
@@ -104,7 +105,7 @@ def settle(broker, entity, completed, dead_lettered):
     async def work():
         async with await connect_to(broker.connection_string) as connection:
             receiver = await connection.receiver(entity, credit=0)
-            for number, each in enumerate(await receiver.fetch(completed + dead_lettered, timeout_s=10.0)):
+            for number, each in enumerate(await receiver.fetch(completed + dead_lettered, timeout_s=PATIENCE_S)):
                 await (receiver.accept(each) if number < completed else receiver.reject(each))
 
     asyncio.run(work())

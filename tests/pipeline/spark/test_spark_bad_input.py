@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import random
-import time
 from collections import Counter
 
 import pytest
@@ -21,6 +20,7 @@ from pyspark_peeklock.journal import JournalReader
 from pyspark_peeklock.options import JournalOptions, Options
 from pyspark_peeklock.rows import SCHEMA
 from tests.brokers import Broker
+from tests.patience import eventually
 
 MIB = 1 << 20
 BODY_BYTES = 64 << 10
@@ -58,22 +58,18 @@ def retired(tmp_path_factory):
         secret = directory / "secret"
         secret.write_text(broker.connection_string)
         send(broker, 0, 1150)
-        wait_for(lambda: [each.part.offsets.end for each in reader(broker, secret).partitions()] == [1150])
+        eventually(
+            lambda: [each.part.offsets.end for each in reader(broker, secret).partitions()] == [1150],
+            "they are in the journal",
+        )
         command = ["capture", str(directory / "captured"), "--once", "--connection-string", broker.connection_string]
         result = CliRunner().invoke(app, [*command, "--http-endpoint", f"http://localhost:{broker.http_port}"])
         structlog.reset_defaults()  # the command has set it up to a stream that is closed now
         assert result.exit_code == 0, result.output
         broker.restart()  # it looks for old files when it starts, and then every half minute
         send(broker, 1150, 50)
-        wait_for(lambda: reader(broker, secret).partitions()[-1].part.offsets.end == 1200)
+        eventually(lambda: reader(broker, secret).partitions()[-1].part.offsets.end == 1200, "they are in the journal")
         yield broker, secret
-
-
-def wait_for(condition, seconds=60.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def options(broker, secret, **more):

@@ -13,6 +13,7 @@ from protocol.client.connection import connect_to
 from protocol.client.messages import Message, value_section
 from protocol.codec import Timestamp, ULong
 from pyspark_peeklock.browse import NumberRange, number_bounds, split
+from tests.patience import PATIENCE_S
 from tests.pipeline.spark.taking import take_all
 
 FAR = 4_102_444_800_000  # 2100
@@ -89,7 +90,7 @@ def test_a_dead_letter_queue_has_its_reasons(spark, broker, secret):
     async def dead_letter():
         async with await connect_to(broker.connection_string) as connection:
             receiver = await connection.receiver("failing", credit=1)
-            received = await receiver.receive(5.0)
+            received = await receiver.receive(PATIENCE_S)
             assert received is not None
             await receiver.reject(received, "Why", "because")
 

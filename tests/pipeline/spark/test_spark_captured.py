@@ -26,6 +26,7 @@ from pyspark_peeklock.rows import SCHEMA
 from storage.capture.compaction import clean, compact
 from storage.capture.place import Place
 from storage.capture.writing import CaptureOptions, CaptureWriter
+from tests.patience import PATIENCE_S
 from tests.pipeline.spark.faulty_journal import EPOCH, T0, Journal, JournalServer, Partition, message_of, rows
 
 TIDY = CaptureOptions(compact_after_seconds=0, keep_seconds=0)
@@ -336,4 +337,4 @@ def test_the_endpoint_may_be_away_for_what_is_captured(journal, capture, reader,
 
 def test_without_a_capture_nothing_of_captures_is_loaded():
     code = "import sys, pyspark_peeklock.journal as j; assert not [m for m in sys.modules if m.startswith('storage')]"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)

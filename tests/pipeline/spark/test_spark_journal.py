@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 
 import pyarrow as pa
 import pytest
@@ -10,6 +9,7 @@ import pytest
 pytest.importorskip("pyspark")
 from pyspark.sql import functions as f
 
+from tests.patience import eventually
 from tests.pipeline.spark.faulty_journal import EPOCH, T0, Journal, JournalServer, Partition, message_of, rows
 from tests.pipeline.spark.taking import take_all
 
@@ -144,10 +144,10 @@ def test_available_now_reads_what_there_is_in_limited_batches(spark, stream, jou
 def test_a_standing_stream_reads_what_comes_and_shows_its_lag(spark, stream, journal, tmp_path):
     query = stream({"processingTime": "0 seconds"}, maxMessagesPerTrigger=10)
     try:
-        wait_for(lambda: query.lastProgress is not None)
+        eventually(lambda: query.lastProgress is not None, "progress")
         assert query.lastProgress.numInputRows == 0  # by default a stream begins at the end
         journal.partitions[0].table = rows(0, 0, 280)
-        wait_for(lambda: json.loads(query.lastProgress.sources[0].endOffset)["0"]["offset"] == 280)
+        eventually(lambda: json.loads(query.lastProgress.sources[0].endOffset)["0"]["offset"] == 280, "all is read")
         last = [each for each in query.recentProgress if each.numInputRows]
         assert [each.numInputRows for each in last] == [10, 10, 10]
         assert json.loads(last[0].sources[0].latestOffset)["0"]["offset"] == 280
@@ -200,13 +200,15 @@ def test_a_stream_of_rows_becomes_messages_with_ids_of_their_positions(spark, se
 
 def test_of_two_streams_with_one_checkpoint_one_ends_and_nothing_is_doubled(spark, stream, journal, tmp_path):
     first = stream({"processingTime": "0 seconds"}, startingOffsets="earliest", maxMessagesPerTrigger=50)
-    wait_for(lambda: any(each.numInputRows for each in first.recentProgress))
+    eventually(lambda: any(each.numInputRows for each in first.recentProgress), "the first batch")
     second = stream({"processingTime": "0 seconds"}, startingOffsets="earliest", maxMessagesPerTrigger=50)
     try:
         first.awaitTermination(30)
-        wait_for(lambda: second.recentProgress)
+        eventually(lambda: second.recentProgress, "progress")
         assert not first.isActive, "the newer one goes on, where the older one was"
-        wait_for(lambda: json.loads(second.recentProgress[-1].sources[0].endOffset)["0"]["offset"] == 250)
+        eventually(
+            lambda: json.loads(second.recentProgress[-1].sources[0].endOffset)["0"]["offset"] == 250, "all is read"
+        )
         spark.conf.set("spark.sql.streaming.stopActiveRunOnRestart", "false")
         with pytest.raises(Exception, match=str(second.id)):
             stream(startingOffsets="earliest")
@@ -221,10 +223,3 @@ def test_a_stream_cannot_browse(spark, server, secret):
     source = with_options(spark.readStream, server, secret, mode="browse", entity="plain").load()
     with pytest.raises(Exception, match="mode=browse is for batch queries"):
         source.writeStream.format("noop").start().awaitTermination()
-
-
-def wait_for(condition, seconds=60.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)

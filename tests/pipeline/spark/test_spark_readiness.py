@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 JAVA = """#!/bin/sh
 echo 'openjdk version "{}" 2020-01-01' >&2
 exit {}
@@ -28,7 +30,7 @@ def said(tmp_path, *, hide="", **environment):
         env={"PYTHONPATH": str(tmp_path / "hidden"), "PATH": os.environ["PATH"], **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     return ran.returncode, ran.stdout.splitlines(), ran.stderr.splitlines()
 
