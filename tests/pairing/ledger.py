@@ -34,6 +34,7 @@ from tests.pairing.again import Again
 from tests.pairing.books import Books, Key, Way
 from tests.pairing.conftest import QUEUES, namespace
 from tests.pairing.wire import State, Wire
+from tests.patience import PATIENCE_S
 from tests.ports import free_ports
 from tests.sidecars import Sidecar
 
@@ -88,7 +89,7 @@ class Syphon:
     def stop(self) -> int:
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(20)
+        return self._process.wait(PATIENCE_S)
 
 
 class Run:
