@@ -2,7 +2,7 @@
 import { ServiceBusClient } from "@azure/service-bus";
 import { config, equal, keyOf, local, truth } from "./harness.js";
 
-const RETRY = { maxRetries: 0, timeoutInMs: 20_000 };
+const RETRY = { maxRetries: 0, timeoutInMs: 60_000 };
 
 export class Scene {
   constructor(queue, connectionString = config.connection_string, retryOptions = {}) {
@@ -36,7 +36,7 @@ export class Scene {
   }
 }
 
-export async function one(receiver, wait = 10_000) {
+export async function one(receiver, wait = 60_000) {
   const messages = await receiver.receiveMessages(1, { maxWaitTimeInMs: wait });
   equal(messages.length, 1, "messages received");
   return messages[0];
@@ -49,7 +49,7 @@ export async function none(receiver, what) {
 export async function allOf(receiver, count, { complete = true } = {}) {
   const received = [];
   while (received.length < count) {
-    const some = await receiver.receiveMessages(Math.min(500, count - received.length), { maxWaitTimeInMs: 10_000 });
+    const some = await receiver.receiveMessages(Math.min(500, count - received.length), { maxWaitTimeInMs: 60_000 });
     truth(some.length, `${received.length} of ${count} messages arrived`);
     if (complete) await Promise.all(some.map((message) => receiver.completeMessage(message)));
     received.push(...some);

@@ -112,7 +112,7 @@ const scenarios = {
     for (let i = 0; i < body.length; i++) body[i] = (i * 31) % 251;
     await scene.send(body);
     const receiver = scene.receiver();
-    const message = await one(receiver, 20_000);
+    const message = await one(receiver);
     truth(body.equals(message.body), "the body differs");
     await receiver.completeMessage(message);
   },
@@ -230,7 +230,7 @@ const scenarios = {
     const message = await one(first);
     const started = Date.now();
     await none(second, "messages while locked");
-    const again = await one(second, 12_000);
+    const again = await one(second);
     truth(Date.now() - started > 3500, `delivered again after ${Date.now() - started} ms`);
     equal([again.messageId, again.deliveryCount], [message.messageId, 1], "second delivery");
     await second.completeMessage(again);
@@ -444,7 +444,7 @@ const scenarios = {
     await one(first);
     await first.close();
     const second = scene.receiver();
-    const message = await one(second, 12_000);
+    const message = await one(second);
     equal([message.body, message.deliveryCount], ["held", 1], "second delivery");
     await second.completeMessage(message);
   },

@@ -94,7 +94,7 @@ export const partitionedScenarios = {
   async "partitioned-numbers"(scene) {
     await send(scene, ...TEXTS.map((body) => ({ body })));
     const receiver = await scene.receiver();
-    const contexts = await take(receiver, 20, 10_000);
+    const contexts = await take(receiver, 20, 60_000);
     const found = contexts.map(({ message }) => numberOf(message));
     onSeveralPartitions(found);
     await Promise.all(contexts.map(deferral));
@@ -143,7 +143,7 @@ export const partitionedScenarios = {
     }
     onSeveralPartitions(found);
     const sending = sleep(1500).then(() => send(scene, { body: "x", group_id: "late" }));
-    const late = await accept(scene, null, 20_000);
+    const late = await accept(scene, null, 60_000);
     await sending;
     equal([sessionOf(late), bodies(await allOf(late, 1))], ["late", ["x"]], "session waited for, and its messages");
     for (const receiver of accepted) await close(receiver);

@@ -133,7 +133,7 @@ export async function browsed(scene, queue, snd_settle_mode, filter = undefined)
 /** The first `event` of `source`; rejects with the error of the first of `failures`. */
 export function opened(source, event, failures) {
   return new Promise((resolve, reject) => {
-    const timer = setTimeout(() => reject(new Error(`no ${event} in 20 s`)), 20_000);
+    const timer = setTimeout(() => reject(new Error(`no ${event} in 60 s`)), 60_000);
     source.once(event, (context) => (clearTimeout(timer), resolve(context)));
     for (const failure of failures) {
       source.once(failure, (context) => (clearTimeout(timer), reject(source.error ?? context.error ?? new Error(failure))));
@@ -163,7 +163,7 @@ export async function take(receiver, count, wait) {
   return receiver.inbox.splice(0, count);
 }
 
-export async function one(receiver, wait = 10_000) {
+export async function one(receiver, wait = 60_000) {
   const [context] = await take(receiver, 1, wait);
   truth(context, "no message arrived");
   return context;
@@ -176,7 +176,7 @@ export async function none(receiver, what) {
 /** Settle and wait for the broker's answer; rejects with its error. */
 export function settle(delivery, update) {
   const answer = new Promise((resolve, reject) => {
-    const timer = setTimeout(() => reject(new Error("no answer to a settlement in 20 s")), 20_000);
+    const timer = setTimeout(() => reject(new Error("no answer to a settlement in 60 s")), 60_000);
     delivery.answered = (state) => {
       clearTimeout(timer);
       if (state?.error) reject(state.error);
@@ -195,7 +195,7 @@ export const deadLetter = ({ delivery }, info) =>
   settle(delivery, (d) => d.reject({ condition: "com.microsoft:dead-letter", info }));
 
 export async function allOf(receiver, count) {
-  const received = await take(receiver, count, 20_000);
+  const received = await take(receiver, count, 60_000);
   equal(received.length, count, "messages received");
   await Promise.all(received.map(complete));
   return received.map(({ message }) => message);

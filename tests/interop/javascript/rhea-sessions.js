@@ -105,7 +105,7 @@ export const sessionScenarios = {
     equal([sessionOf(first), sessionOf(second)], ["b", "a"], "sessions");
     equal(bodies(await allOf(first, 2)), ["first", "third"], "messages of one");
     equal(bodies(await allOf(second, 1)), ["second"], "messages of the other");
-    const waiting = accept(scene, null, 15_000);
+    const waiting = accept(scene, null, 60_000);
     await sleep(1500);
     await send(scene, "c", "fourth");
     const third = await waiting;
@@ -265,7 +265,7 @@ export const sessionScenarios = {
     const { body } = await scene.manage("schedule-message", { messages });
     await scene.manage("cancel-scheduled-message", { "sequence-numbers": numbers(body["sequence-numbers"][1]) });
     await noneIsAvailable(scene, "accepting the session before its time");
-    const receiver = await accept(scene, null, 15_000);
+    const receiver = await accept(scene, null, 60_000);
     const late = Date.now() - due;
     truth(late >= 0 && late < 5000, `available ${late} ms late`);
     equal(sessionOf(receiver), "a", "session");
@@ -289,7 +289,7 @@ export const sessionScenarios = {
     await send(scene, "a", "x", "y");
     await send(scene, "b", "z");
     const receiver = await accept(scene, "a", 0, scene.queue, { snd_settle_mode: 1, rcv_settle_mode: 0 });
-    const received = await take(receiver, 2, 10_000);
+    const received = await take(receiver, 2, 60_000);
     equal(bodies(received.map(({ message }) => message)), ["x", "y"], "bodies");
     await close(receiver);
     const next = await accept(scene);
@@ -300,7 +300,7 @@ export const sessionScenarios = {
   async "session-wait"(scene) {
     await send(scene, "a", "x");
     const receiver = await accept(scene, "a", 0, scene.queue, { snd_settle_mode: 1, rcv_settle_mode: 0 });
-    equal(bodies((await take(receiver, 1, 10_000)).map(({ message }) => message)), ["x"], "bodies");
+    equal(bodies((await take(receiver, 1, 60_000)).map(({ message }) => message)), ["x"], "bodies");
     equal((await take(receiver, 1, 5500)).length, 0, "messages while the lock ends");
     await close(receiver);
   },
@@ -309,7 +309,7 @@ export const sessionScenarios = {
     const expected = range(10).map(String);
     const receiver = await accept(scene, "a", 0, scene.queue, { autoaccept: true, credit_window: 5 });
     await send(scene, "a", ...expected);
-    const deadline = Date.now() + 20_000;
+    const deadline = Date.now() + 60_000;
     while (receiver.inbox.length < expected.length && Date.now() < deadline) await sleep(5);
     equal(bodies(receiver.inbox.map(({ message }) => message)), expected, "bodies");
     await sleep(200); // autoaccept waits for no answer

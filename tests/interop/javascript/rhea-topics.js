@@ -193,7 +193,7 @@ export const topicScenarios = {
     await publish(scene, ...spellings.map(() => sent));
     const receiver = await subscription(scene, "a");
     const info = { DeadLetterReason: "my reason", DeadLetterErrorDescription: "my description" };
-    for (const context of await take(receiver, spellings.length, 10_000)) await deadLetter(context, info);
+    for (const context of await take(receiver, spellings.length, 60_000)) await deadLetter(context, info);
     await none(receiver, "messages in the subscription itself");
     for (const source of spellings) {
       const letters = await scene.receiver({ source });
@@ -243,7 +243,7 @@ export const topicScenarios = {
   async "subscription-receive-and-delete"(scene) {
     await scene.send("x", "y");
     const receiver = await subscription(scene, "a", { snd_settle_mode: 1, rcv_settle_mode: 0 });
-    const contexts = await take(receiver, 2, 10_000);
+    const contexts = await take(receiver, 2, 60_000);
     equal(contexts.map(({ message }) => message.body), ["x", "y"], "bodies");
     receiver.close();
     await received(subscription(scene, "a"), 0);

@@ -6,7 +6,20 @@ from collections.abc import Iterable
 from typing import Any
 
 from proton import UNDESCRIBED, Array, Data, Message, symbol, timestamp, uint
-from scene import Failed, Receiver, Scene, annotation, decoded, equal, fails, number_of, numbers, scenario, true
+from scene import (
+    TIMEOUT_S,
+    Failed,
+    Receiver,
+    Scene,
+    annotation,
+    decoded,
+    equal,
+    fails,
+    number_of,
+    numbers,
+    scenario,
+    true,
+)
 from sessions import accept, get_state, set_state
 from sessions import send as send_to
 from transaction import Transaction
@@ -100,7 +113,7 @@ def key_mismatch(scene: Scene) -> None:
 def by_numbers(scene: Scene) -> None:
     post(scene, [Message(body=text) for text in TEXTS])
     receiver = scene.receiver()
-    taken = receiver.take(COUNT, 10)
+    taken = receiver.take(COUNT, TIMEOUT_S)
     found = [number_of(message) for message, _ in taken]
     on_several_partitions(found)
     for _, delivery in taken:
@@ -152,7 +165,7 @@ def sessions(scene: Scene) -> None:
     other = Scene("partitioned-sessions")  # its connection is that of another thread
     sending = threading.Timer(1.5, send_to, (other, "late", "x"))
     sending.start()
-    late = accept(scene, wait_s=20)
+    late = accept(scene)
     sending.join()
     other.close()
     equal((late.session_id, bodies(late.all_of(1))), ("late", ["x"]), "session waited for, and its messages")

@@ -243,7 +243,7 @@ def presettled_send(scene: Scene) -> None:
 def receive_and_delete(scene: Scene) -> None:
     scene.send("a", "b")
     receiver = scene.receiver(ReceiveAndDelete())
-    taken = receiver.take(2, 10)
+    taken = receiver.take(2, TIMEOUT_S)
     equal([(message.body, delivery.settled) for message, delivery in taken], [("a", True), ("b", True)], "received")
     receiver.close()
     scene.nothing_is_left()
@@ -357,7 +357,7 @@ def lock_expiry(scene: Scene) -> None:
     first.one()
     started = time.monotonic()
     second.none("messages while locked")
-    again, delivery = second.one(12)
+    again, delivery = second.one()
     true(time.monotonic() - started > 3.5, f"delivered again after {time.monotonic() - started:.1f} s")
     equal((again.id, again.delivery_count), ("id", 1), "second delivery")
     second.settle(delivery)
@@ -664,7 +664,7 @@ def close_unsettled(scene: Scene) -> None:
     first.close()
     second = scene.receiver()
     second.none("messages while locked")
-    message, delivery = second.one(12)
+    message, delivery = second.one()
     equal((message.body, message.delivery_count), ("held", 1), "second delivery")
     second.settle(delivery)
 

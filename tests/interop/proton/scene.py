@@ -17,7 +17,7 @@ from proton.utils import BlockingConnection, LinkDetached
 
 CONFIG = json.loads(os.environ["PEEKLOCK_INTEROP"])
 SCENARIOS: dict[str, Callable[["Scene"], None]] = {}
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 
 
 def scenario(name: str) -> Callable[[Callable[["Scene"], None]], Callable[["Scene"], None]]:
@@ -134,7 +134,7 @@ class Receiver(MessagingHandler):
         except Timeout:
             return
 
-    def one(self, wait_s: float = 10) -> tuple[Message, Delivery]:
+    def one(self, wait_s: float = TIMEOUT_S) -> tuple[Message, Delivery]:
         taken = self.take(1, wait_s)
         equal(len(taken), 1, "messages received")
         return taken[0]

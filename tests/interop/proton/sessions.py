@@ -71,7 +71,9 @@ class SessionReceiver(Receiver):
         self.locked_until_ms = (ticks - TICKS_OF_1970) // 10_000
 
 
-def accept(scene: Scene, session_id: str | None = None, wait_s: float = 5, address: str = "") -> SessionReceiver:
+def accept(
+    scene: Scene, session_id: str | None = None, wait_s: float = TIMEOUT_S, address: str = ""
+) -> SessionReceiver:
     return SessionReceiver(scene.connection, address or scene.queue, InSession(session_id, wait_s))
 
 
@@ -153,7 +155,7 @@ def session_next(scene: Scene) -> None:
     other = Scene("session-next")
     sending = threading.Timer(1.5, send, (other, "c", "fourth"))
     sending.start()
-    third = accept(scene, wait_s=15)
+    third = accept(scene)
     equal(third.session_id, "c", "session waited for")
     equal(bodies(third.all_of(1)), ["fourth"], "its messages")
     sending.join()
@@ -323,7 +325,7 @@ def session_schedule(scene: Scene) -> None:
     cancelled = numbers(answer["sequence-numbers"].elements[1])
     scene.manage("cancel-scheduled-message", {"sequence-numbers": cancelled})
     none_is_available(scene, "accepting the session before its time")
-    receiver = accept(scene, wait_s=15)
+    receiver = accept(scene)
     late_ms = time.time() * 1000 - due_ms
     true(0 <= late_ms < 5000, f"available {late_ms} ms late")
     equal(receiver.session_id, "a", "session")
@@ -350,7 +352,7 @@ def session_receive_and_delete(scene: Scene) -> None:
     send(scene, "a", "x", "y")
     send(scene, "b", "z")
     receiver = SessionReceiver(scene.connection, scene.queue, DeletingInSession("a", 0))
-    equal(bodies([message for message, _ in receiver.take(2, 10)]), ["x", "y"], "bodies")
+    equal(bodies([message for message, _ in receiver.take(2, TIMEOUT_S)]), ["x", "y"], "bodies")
     receiver.close()
     following = accept(scene)
     equal(following.session_id, "b", "session that is left")
@@ -361,7 +363,7 @@ def session_receive_and_delete(scene: Scene) -> None:
 def session_wait(scene: Scene) -> None:
     send(scene, "a", "x")
     receiver = SessionReceiver(scene.connection, scene.queue, DeletingInSession("a", 0))
-    equal(bodies([message for message, _ in receiver.take(1, 10)]), ["x"], "bodies")
+    equal(bodies([message for message, _ in receiver.take(1, TIMEOUT_S)]), ["x"], "bodies")
     equal(receiver.take(1, 5.5), [], "messages while the lock ends")
     receiver.close()
 

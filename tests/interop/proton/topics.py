@@ -21,6 +21,7 @@ from proton import (
     ushort,
 )
 from scene import (
+    TIMEOUT_S,
     ReceiveAndDelete,
     Receiver,
     Scene,
@@ -224,7 +225,7 @@ def subscription_dead_letter(scene: Scene) -> None:
     publish(scene, *(Message(id="id", body="bad", properties={"kept": "yes"}) for _ in spellings))
     info = {"DeadLetterReason": "my reason", "DeadLetterErrorDescription": "my description"}
     receiver = subscription(scene, "a")
-    for _, delivery in receiver.take(len(spellings), 10):
+    for _, delivery in receiver.take(len(spellings), TIMEOUT_S):
         receiver.dead_letter(delivery, **info)
     receiver.none("messages in the subscription itself")
     for spelling in spellings:
@@ -274,7 +275,7 @@ def subscription_peek(scene: Scene) -> None:
 def subscription_receive_and_delete(scene: Scene) -> None:
     scene.send("x", "y")
     receiver = Receiver(scene.connection, address(scene, "a"), ReceiveAndDelete())
-    taken = receiver.take(2, 10)
+    taken = receiver.take(2, TIMEOUT_S)
     equal([message.body for message, _ in taken], ["x", "y"], "bodies")
     true(all(delivery.settled for _, delivery in taken), "a delivery was not settled")
     receiver.close()

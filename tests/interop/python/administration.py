@@ -313,7 +313,7 @@ def websockets(scene: Scene) -> None:
                 sender.send_messages([ServiceBusMessage(text) for text in texts])
             with client.get_queue_receiver(scene.queue) as receiver:
                 found = []
-                while len(found) < 21 and (some := receiver.receive_messages(21, max_wait_time=10)):
+                while len(found) < 21 and (some := receiver.receive_messages(21, max_wait_time=60)):
                     for message in some:
                         receiver.complete_message(message)
                     found += [body(message) for message in some]
@@ -328,6 +328,6 @@ async def _by_tasks(queue: str, options: dict[str, object]) -> None:
         async with client.get_queue_sender(queue) as sender:
             await sender.send_messages(ServiceBusMessage("by a task"))
         async with client.get_queue_receiver(queue) as receiver:
-            [message] = await receiver.receive_messages(1, max_wait_time=10)
+            [message] = await receiver.receive_messages(1, max_wait_time=60)
             equal(body(message), b"by a task", "what arrives")
             await receiver.complete_message(message)

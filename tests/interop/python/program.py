@@ -155,7 +155,7 @@ def large_message(scene: Scene) -> None:
     content = bytes(i * 31 % 251 for i in range(900 * 1024))
     scene.send(content)
     with scene.receiver() as receiver:
-        message = one(receiver, 20)
+        message = one(receiver)
         true(body(message) == content, "the body differs")
         receiver.complete_message(message)
 
@@ -270,7 +270,7 @@ def lock_expiry(scene: Scene) -> None:
         message = one(first)
         started = time.monotonic()
         equal(second.receive_messages(1, max_wait_time=1), [], "messages while locked")
-        again = one(second, 12)
+        again = one(second)
         true(time.monotonic() - started > 3.5, f"delivered again after {time.monotonic() - started:.1f} s")
         equal((again.message_id, again.delivery_count), (message.message_id, 1), "second delivery")
         second.complete_message(again)
@@ -520,7 +520,7 @@ def close_unsettled(scene: Scene) -> None:
     with scene.receiver() as receiver:
         one(receiver)
     with scene.receiver() as receiver:
-        message = one(receiver, 12)
+        message = one(receiver)
         equal((body(message), message.delivery_count), (b"held", 1), "second delivery")
         receiver.complete_message(message)
 

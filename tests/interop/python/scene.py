@@ -80,7 +80,7 @@ def local(message: ServiceBusReceivedMessage) -> int:
     return message.sequence_number & (1 << 48) - 1
 
 
-def one(receiver: ServiceBusReceiver, wait_s: float = 10) -> ServiceBusReceivedMessage:
+def one(receiver: ServiceBusReceiver, wait_s: float = 60) -> ServiceBusReceivedMessage:
     messages = receiver.receive_messages(1, max_wait_time=wait_s)
     equal(len(messages), 1, "messages received")
     return messages[0]
@@ -102,7 +102,7 @@ def try_receive(scene: Scene) -> None:
 def all_of(receiver: ServiceBusReceiver, count: int, *, complete: bool = True) -> list[ServiceBusReceivedMessage]:
     received: list[ServiceBusReceivedMessage] = []
     while len(received) < count:
-        some = receiver.receive_messages(min(200, count - len(received)), max_wait_time=10)
+        some = receiver.receive_messages(min(200, count - len(received)), max_wait_time=60)
         if not some:
             raise AssertionError(f"{len(received)} of {count} messages arrived")
         for message in some if complete else ():
