@@ -7,8 +7,9 @@ import time
 from contextlib import contextmanager, suppress
 
 from tests.brokers import Broker
-from tests.end_to_end.health import eventually, metrics
+from tests.end_to_end.health import metrics
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, RawPeer, body_of, message
+from tests.patience import eventually
 
 LOG_BYTES, SEGMENT_BYTES = 8 << 20, 1 << 20
 CONFIG = f"""

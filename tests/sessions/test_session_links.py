@@ -332,7 +332,7 @@ def test_a_lock_that_runs_out_detaches_the_link(peer):
     send(peer, "short", ("a", b"1"))
     handle, attached = accept(peer, "short", "a")
     [(frame, _)] = receive(peer, handle)
-    detached = peer.expect(DETACH)
+    detached = peer.expect(DETACH, 30)  # the lock lasts a few seconds
     assert detached.fields[:2] == [attached.fields[1], True]
     condition, text = error_of(detached)
     assert condition == LOCK_LOST
