@@ -122,6 +122,8 @@ def _read_values(given: Element | None) -> dict[str, RuleValue]:
 
 
 def _read_value(key: str, given: Element) -> RuleValue:
+    if xml.is_nil(given):
+        return RuleValue(type=ValueType.NULL, value=None)
     name = xml.type_of(given) or "string"
     name = _WIDER.get(name, name)
     if name not in _TYPES:
@@ -190,19 +192,22 @@ def _write_values(name: str, values: Mapping[str, RuleValue]) -> str:
 
 def _write_value(value: RuleValue) -> str:
     text: str
+    content: Any = value.value  # as its type says
     match value.type:
+        case ValueType.NULL:
+            return '<Value i:nil="true"/>'
         case ValueType.BOOLEAN:
-            name, text = "boolean", write_boolean(bool(value.value))
-        case ValueType.LONG if value.value in _INT:
-            name, text = "int", str(value.value)  # JavaScript's client knows no long
+            name, text = "boolean", write_boolean(content)
+        case ValueType.LONG if content in _INT:
+            name, text = "int", str(content)  # JavaScript's client knows no long
         case ValueType.TIMESTAMP:
-            name, text = "dateTime", write_time(int(value.value))
+            name, text = "dateTime", write_time(content)
         case ValueType.DURATION:
-            name, text = "duration", _write_ticks(int(value.value))
+            name, text = "duration", _write_ticks(content)
         case ValueType.UUID:
-            name, text = "guid", str(value.value)
+            name, text = "guid", content
         case kind:
-            name, text = kind.value, str(value.value)
+            name, text = kind.value, str(content)
     return f'<Value i:type="d6p1:{name}" xmlns:d6p1="{xml.SCHEMA}">{xml.written(text)}</Value>'
 
 

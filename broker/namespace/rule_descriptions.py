@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, Self
 from uuid import UUID
 
-from pydantic import Field, StringConstraints, ValidationError, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from broker.namespace.durations import parse_duration
@@ -64,6 +64,7 @@ class ValueType(StrEnum):
     TIMESTAMP = "timestamp"
     UUID = "uuid"
     DURATION = "duration"
+    NULL = "null"
 
 
 class RuleValue(Frozen):
@@ -71,16 +72,16 @@ class RuleValue(Frozen):
 
     A bare string, boolean, whole number (a long) or number (a double) may stand for it. `value` of a timestamp is
     milliseconds since 1970, of a duration ticks of 100 ns, of a uuid its text; a timestamp or a duration may be given
-    as ISO 8601 text.
+    as ISO 8601 text. Only a property of a correlation filter can be null; None may stand for it.
     """
 
     type: ValueType = Field(description="string, int, long, double, boolean, timestamp, uuid or duration.")
-    value: bool | int | float | str = Field(description="The value, as its type says.")
+    value: bool | int | float | str | None = Field(description="The value, as its type says.")
 
     @model_validator(mode="before")
     @classmethod
     def _completed(cls, given: Any) -> Any:
-        if isinstance(given, bool | int | float | str):
+        if isinstance(given, bool | int | float | str | None):
             given = {"type": _BARE[type(given)], "value": given}
         if not isinstance(given, dict) or not {"type", "value"} <= given.keys():
             raise _wrong("must be a string, a number, true or false, or a table with type and value")
@@ -112,6 +113,8 @@ class RuleValue(Frozen):
             return cls(type=ValueType.UUID, value=str(value))
         if isinstance(value, str):
             return cls(type=ValueType.STRING, value=_text(str(value)))
+        if value is None:
+            return cls(type=ValueType.NULL, value=None)
         raise ValueError(f"must be a {', '.join(ValueType)}")
 
     @classmethod
@@ -159,6 +162,11 @@ def _boolean(value: Any) -> bool:
     return value
 
 
+def _null(value: Any) -> None:
+    if value is not None:
+        raise ValueError("must be null")
+
+
 def _uuid(value: Any) -> str:
     try:
         return str(UUID(value))
@@ -192,6 +200,7 @@ _BARE: Final[dict[type, ValueType]] = {
     int: ValueType.LONG,
     float: ValueType.DOUBLE,
     str: ValueType.STRING,
+    type(None): ValueType.NULL,
 }
 
 _READ: Final[dict[str, Callable[[Any], Any]]] = {
@@ -203,6 +212,7 @@ _READ: Final[dict[str, Callable[[Any], Any]]] = {
     ValueType.TIMESTAMP: _timestamp_ms,
     ValueType.UUID: _uuid,
     ValueType.DURATION: _duration_ticks,
+    ValueType.NULL: _null,
 }
 
 _AMQP: Final[dict[ValueType, Any]] = {
@@ -214,9 +224,19 @@ _AMQP: Final[dict[ValueType, Any]] = {
     ValueType.TIMESTAMP: Timestamp,
     ValueType.UUID: UUID,
     ValueType.DURATION: lambda ticks: Described(TIMESPAN, Long(ticks)),
+    ValueType.NULL: lambda _: None,
 }
 
+
+def _none_is_null(values: dict[str, RuleValue]) -> dict[str, RuleValue]:
+    for name, value in values.items():
+        if value.type is ValueType.NULL:
+            raise _wrong(f"the value of {name[:100]} must not be null")
+    return values
+
+
 Values = Annotated[dict[str, RuleValue], Field(max_length=MAX_VALUES)]
+Parameters = Annotated[Values, AfterValidator(_none_is_null)]
 Expression = Annotated[str, StringConstraints(min_length=1, max_length=MAX_EXPRESSION_CHARACTERS)]
 _PARAMETERS: Final = "Values of the expression's parameters, by name, with the @."
 
@@ -238,7 +258,7 @@ class SqlFilter(Frozen):
 
     kind: Literal["sql"] = "sql"
     expression: Expression = Field(description="A condition in the SQL language of rules.")
-    parameters: Values = Field({}, description=_PARAMETERS)
+    parameters: Parameters = Field({}, description=_PARAMETERS)
 
 
 class CorrelationFilter(Frozen):
@@ -253,7 +273,9 @@ class CorrelationFilter(Frozen):
     session_id: str | None = Field(None, description="Its session id.")
     reply_to_session_id: str | None = Field(None, description="Its reply-to session id.")
     content_type: str | None = Field(None, description="Its content type.")
-    properties: Values = Field({}, description="Application properties and their values.")
+    properties: Values = Field(
+        {}, description="Application properties and their values; null (in JSON) takes messages without the property."
+    )
 
     @model_validator(mode="after")
     def _has_a_condition(self) -> Self:
@@ -273,7 +295,7 @@ class SqlAction(Frozen):
     """Changes the rule's own copy of the message."""
 
     expression: Expression = Field(description="Statements SET and REMOVE in the SQL language of rules.")
-    parameters: Values = Field({}, description=_PARAMETERS)
+    parameters: Parameters = Field({}, description=_PARAMETERS)
 
 
 class RuleDescription(Frozen):

@@ -102,8 +102,9 @@ _FIELDS: Final = {
 class CorrelationFilter:
     """Takes messages that have all values that are set: strings in the same case, numbers by value, names in any case.
 
-    `properties` have AMQP values (a datetime does too). A field that is None is not set. Raises InvalidRule if nothing
-    is set, or if a value equals nothing (null, NaN, a list).
+    `properties` have AMQP values (a datetime does too). A field that is None is not set; a property that is None takes
+    messages in which it has no value or is null. Raises InvalidRule if nothing is set, or if a value equals nothing
+    (NaN, a list).
     """
 
     correlation_id: str | None = None
@@ -115,11 +116,14 @@ class CorrelationFilter:
     reply_to_session_id: str | None = None
     content_type: str | None = None
     properties: Mapping[str, Any] = field(default_factory=dict)
-    guard: Guard = field(init=False, compare=False, repr=False)  # it holds if and only if the filter matches
+    guard: Guard = field(init=False, compare=False, repr=False)
+    """It holds for a message if and only if the filter matches; with `nulls`, these must be tried as well."""
+    nulls: tuple[Getter, ...] = field(init=False, compare=False, repr=False)
     _getters: tuple[Getter, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         conditions: dict[Condition, Any] = {}
+        nulls: list[Condition] = []
         for attribute, name in _FIELDS.items():
             text = getattr(self, attribute)
             if text is not None:
@@ -128,18 +132,22 @@ class CorrelationFilter:
                 conditions[True, name.lower()] = str(text)
         for name, value in self.properties.items():
             condition = (False, name.lower())
-            if condition in conditions:
+            if condition in conditions or condition in nulls:
                 raise InvalidRule(f"the correlation filter has the property {name} twice")
+            if value is None:
+                nulls.append(condition)
+                continue
             conditions[condition] = equality_key(canonical(value))
             if conditions[condition] is None:
                 raise InvalidRule(f"the correlation filter has a value for {name} that no value equals: {value!r}")
-        if not conditions:
+        if not conditions and not nulls:
             raise InvalidRule("a correlation filter needs at least one condition")
         object.__setattr__(self, "guard", Guard.of(conditions))
+        object.__setattr__(self, "nulls", getters(tuple(nulls)))
         object.__setattr__(self, "_getters", getters(self.guard.shape))
 
     def matches(self, message: MessageView) -> bool:
-        return key_of(message, self._getters) == self.guard.key
+        return key_of(message, self._getters) == self.guard.key and all(get(message) is None for get in self.nulls)
 
 
 def getters(shape: tuple[Condition, ...]) -> tuple[Getter, ...]:

@@ -291,6 +291,12 @@ def test_a_subscription_with_an_empty_list_of_rules_has_none_declared(config, ru
     assert topic.subscriptions[0].rules is None
 
 
+def test_a_property_of_a_correlation_filter_may_be_null(config):
+    document = with_rule({"FilterType": "Correlation", "CorrelationFilter": {"Properties": {"a": None}}})
+    [rule] = load(config(document)).settings.topics[0].subscriptions[0].rules
+    assert (rule.filter.properties["a"].type, rule.filter.properties["a"].value) == ("null", None)
+
+
 @pytest.mark.parametrize("action", [None, {}, {"SqlExpression": ""}])
 def test_an_action_without_expression_is_none(config, action):
     document = with_rule({"FilterType": "Sql", "SqlFilter": {"SqlExpression": "1=1"}, "Action": action})
@@ -345,7 +351,7 @@ AT_RULE = f"{AT_SUBSCRIPTION}.Rules[0].Properties"
             f"{AT_RULE}.CorrelationFilter.Label: 7 must be a string",
         ),
         (
-            with_rule({"FilterType": "Correlation", "CorrelationFilter": {"Properties": {"a": None}}}),
+            with_rule({"FilterType": "Correlation", "CorrelationFilter": {"Properties": {"a": [1]}}}),
             f"{AT_RULE}.CorrelationFilter.Properties.a: must be a string, a number, ",
         ),
         (

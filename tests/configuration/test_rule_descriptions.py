@@ -58,6 +58,8 @@ def read_value(value) -> RuleValue:
         (True, True),
         (5, Long(5)),
         (5.0, 5.0),
+        (None, None),
+        ({"type": "null", "value": None}, None),
         ({"type": "string", "value": ""}, ""),
         ({"type": "int", "value": -5}, Int(-5)),
         ({"type": "long", "value": 2**62}, Long(2**62)),
@@ -80,10 +82,11 @@ def test_a_value_is_of_the_amqp_type_it_was_written_as(written, amqp):
 @pytest.mark.parametrize(
     ("written", "text"),
     [
-        (None, "must be a string, a number, true or false, or a table with type and value"),
+        ({"type": "null", "value": 0}, "must be null"),
+        ({"type": "int", "value": None}, "must be a whole number of 32 bits"),
         ([1], "must be a string, a number, true or false, or a table with type and value"),
         ({"type": "int"}, "must be a string, a number, true or false, or a table with type and value"),
-        ({"type": "bogus", "value": 1}, "'timestamp', 'uuid' or 'duration'"),
+        ({"type": "bogus", "value": 1}, "'uuid', 'duration' or 'null'"),
         ({"type": [], "value": 1}, "type"),
         ({"type": "int", "value": 2**31}, "must be a whole number of 32 bits"),
         ({"type": "int", "value": True}, "must be a whole number of 32 bits"),
@@ -113,6 +116,7 @@ def test_a_wrong_value_is_refused_with_what_it_must_be(written, text):
     ("amqp", "type_", "value"),
     [
         ("high", ValueType.STRING, "high"),
+        (None, ValueType.NULL, None),
         (Symbol("high"), ValueType.STRING, "high"),
         (Char("c"), ValueType.STRING, "c"),
         (True, ValueType.BOOLEAN, True),
@@ -146,12 +150,19 @@ def test_values_of_clients_are_read(amqp, type_, value):
 
 @pytest.mark.parametrize(
     "amqp",
-    [None, b"x", [1], {"a": 1}, ULong(2**63), float("nan"), Described(Symbol("x"), 1), "x" * (MAX_TEXT_CHARACTERS + 1)],
+    [b"x", [1], {"a": 1}, ULong(2**63), float("nan"), Described(Symbol("x"), 1), "x" * (MAX_TEXT_CHARACTERS + 1)],
     ids=lambda value: repr(value)[:20],
 )
 def test_impossible_values_are_refused(amqp):
     with pytest.raises(ValueError, match="must be"):
         RuleValue.of_amqp(amqp)
+
+
+@pytest.mark.parametrize("part", ["filter", "action"])
+def test_a_parameter_cannot_be_null(part):
+    written = {"kind": "sql", "expression": "a = @p"} if part == "filter" else {"expression": "SET a = @p"}
+    with pytest.raises(ValidationError, match="the value of @p must not be null"):
+        read({"name": "r", part: {**written, "parameters": {"@p": None}}})
 
 
 @pytest.mark.parametrize("name", ["$Default", "a", "Some.Class+Nested", "two words", "x" * 50])
