@@ -1,6 +1,7 @@
 """The management API on a real broker, by plain requests as SDKs send them."""
 
 import json
+import re
 import time
 import urllib.error
 import urllib.request
@@ -213,6 +214,23 @@ def test_values_of_rules_come_back_at_the_ends_of_their_ranges(call, kind, given
     assert (status, value(text, "Value")) == (201, shown)
     assert value(call("GET", f"{of}/Rules?$skip=1")[1], "Value") == shown
     assert call("DELETE", "/extremes")[0] == 200
+
+
+def test_rules_are_listed_by_name_and_a_property_of_a_correlation_filter_may_be_null(call):
+    assert call("PUT", "/nulls", entry("Topic"))[0] == 201
+    of = "/nulls/Subscriptions/mine"
+    assert call("PUT", of, entry("Subscription"))[0] == 201
+    null = '<KeyValueOfstringanyType><Key>gone</Key><Value i:nil="true"/></KeyValueOfstringanyType>'
+    filter_ = f'<Filter i:type="CorrelationFilter"><Label>x</Label><Properties>{null}</Properties></Filter>'
+    for name in ("z", "B", "a"):
+        status, text = call("PUT", f"{of}/Rules/{name}", entry("Rule", filter_))
+        assert (status, null in text) == (201, True)
+    status, text = call("GET", f"{of}/Rules")
+    assert text.count(null) == 3
+    assert re.findall("<title[^>]*>([^<]+)</title>", text)[1:] == ["$Default", "a", "B", "z"]
+    of_sql = "<SqlExpression>a = @p</SqlExpression><Parameters>" + null.replace("gone", "@p") + "</Parameters>"
+    assert call("PUT", f"{of}/Rules/sql", entry("Rule", f'<Filter i:type="SqlFilter">{of_sql}</Filter>'))[0] == 400
+    assert call("DELETE", "/nulls")[0] == 200
 
 
 @pytest.mark.parametrize("time_ms", [-(2**63), -62_135_596_800_001, 253_402_300_800_000, 2**63 - 1])

@@ -202,7 +202,7 @@ class TopicModel(RuleBasedStateMachine):
                 available, deferred = sum(c.available for c in copies), sum(c.deferred for c in copies)
                 assert self.driver.held(part) == [available, deferred, len(copies) - available - deferred, 0]
             names = [found["name"] for found in self.driver.request("enumerate-rules", 0, 100, queue=queue_id)]
-            assert names == subscription.rules
+            assert names == sorted(subscription.rules, key=str.lower)
         assert self.driver.held(TOPIC) == [0, 0, len(self.scheduled), 0]
         self.check_references()
 

@@ -257,7 +257,7 @@ def test_rules_are_added_listed_and_removed_and_hold_from_then_on():
     assert_sound(topic)
 
 
-def test_rules_survive_a_restart_with_their_values_and_in_their_order():
+def test_rules_survive_a_restart_with_their_values():
     topic = TopicDriver(A)
     added = [
         rule("z", sql="a = @v", action="SET b = @v", v=Int(5)),
@@ -270,9 +270,50 @@ def test_rules_survive_a_restart_with_their_values_and_in_their_order():
     before = topic.request("enumerate-rules", 0, 9, queue=A)
     topic.restart()
     assert topic.request("enumerate-rules", 0, 9, queue=A) == before
-    assert names(topic) == ["$Default", "z", "y", "x"]
+    assert names(topic) == ["$Default", "x", "y", "z"]
     topic.publish(event("m", a=5))
     assert [changes(copy)[0] for copy in topic.peek(A)] == [{}, {"b": 5, "RuleName": "z"}]
+
+
+def test_rules_are_listed_by_name_in_any_case_however_they_were_added():
+    topic = TopicDriver(A, B)
+    for name in ("sqlRule", "b", "correlationRule", "C"):
+        topic.now_ms += 1
+        topic.request("add-rule", rule(name), queue=A)
+    assert names(topic) == ["$Default", "b", "C", "correlationRule", "sqlRule"]
+    assert names(topic, B) == ["$Default"]
+    topic.request("remove-rule", "c", queue=A)
+    topic.request("replace-rule", rule("B"), queue=A)
+    assert names(topic) == ["$Default", "B", "correlationRule", "sqlRule"]
+    topic.request("add-rule", rule("a"), queue=A)
+    assert [found["name"] for found in topic.request("enumerate-rules", 1, 2, queue=A)] == ["a", "B"]
+
+
+def test_a_property_of_a_correlation_filter_that_is_null_takes_messages_without_it():
+    topic = with_rules(
+        rule("r", correlation={"properties": {"kind": "value", "gone": None}}),
+        rule("only", correlation={"properties": {"Gone": None}, "label": "x"}),
+    )
+    topic.subscribe(B, rule("null", correlation={"properties": {"gone": None}}))
+    topic.publish(
+        event("without", kind="value"),
+        event("null", kind="value", gone=None),
+        event("with", kind="value", Gone=""),
+        event("label", system={3: "x"}),
+        event("label with", system={3: "x"}, gone=False),
+        "other",
+    )
+    assert topic.texts(A) == ["without", "null", "label"]
+    assert topic.texts(B) == ["without", "null", "label", "other"]
+    topic.restart()
+    [_, found] = topic.request("enumerate-rules", 0, 9, queue=A)
+    assert decode_exactly(found["filter"]["properties"]["gone"]) is None
+    topic.publish(event("later", kind="value"), event("later with", kind="value", gone=1))
+    assert topic.texts(A) == ["without", "null", "label", "later"]
+    topic.request("remove-rule", "r", queue=A)
+    topic.request("remove-rule", "only", queue=A)
+    topic.publish(event("last", kind="value"))
+    assert topic.texts(A) == ["without", "null", "label", "later"]
 
 
 def test_rules_are_listed_in_pages():

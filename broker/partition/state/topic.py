@@ -6,7 +6,7 @@ that must be tried.
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from broker.partition.state.stored_rules import StoredRule
 from broker.rules import RuleSet
@@ -26,10 +26,18 @@ class Topic:
         self.filters: Counter[str] = Counter()  # by kind, of all subscriptions
         self._rules: dict[int, dict[str, StoredRule]] = {}  # by entity id and name in lower case
         self._selective: Counter[int] = Counter()  # entity id -> rules that do not take every message unchanged
+        # The subscription that was listed last, and its rules by name, until rules change: lists are read page by page.
+        self._listed: tuple[int, list[StoredRule]] | None = None
 
     def rules(self, entity_id: int) -> list[StoredRule]:
         """The rules in the order in which they were added."""
         return list(self._rules[entity_id].values())
+
+    def rules_by_name(self, entity_id: int) -> Sequence[StoredRule]:
+        """The rules in the order of their names in lower case."""
+        if self._listed is None or self._listed[0] != entity_id:
+            self._listed = entity_id, [stored for _, stored in sorted(self._rules[entity_id].items())]
+        return self._listed[1]
 
     def rule(self, entity_id: int, name: str) -> StoredRule | None:
         """The rule of this name; names are compared without regard to case."""
@@ -41,6 +49,7 @@ class Topic:
             self.add_rule(entity_id, rule)
 
     def remove_subscription(self, entity_id: int) -> None:
+        self._listed = None
         for stored in self._rules.pop(entity_id).values():
             self.filters[stored.kind] -= 1
         self.rule_set.remove_subscription(entity_id)
@@ -50,6 +59,7 @@ class Topic:
 
     def add_rule(self, entity_id: int, stored: StoredRule) -> None:
         """Add a rule; the subscription has none of this name."""
+        self._listed = None
         rules = self._rules[entity_id]
         if not stored.takes_all:
             if not self._selective[entity_id]:
@@ -66,6 +76,7 @@ class Topic:
             insort(self.for_all, entity_id)
 
     def remove_rule(self, entity_id: int, name: str) -> None:
+        self._listed = None
         rules = self._rules[entity_id]
         stored = rules.pop(name.lower())
         self.filters[stored.kind] -= 1

@@ -134,11 +134,11 @@ def _remove(core: Core, topic: Topic, entity_id: int, name: str) -> None:
 
 
 def enumerate_rules(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[Document]:
-    """The rules in the order of their creation, without unreadable ones."""
+    """The rules in the order of their names, as the cloud lists them, without unreadable ones."""
     skip, top = args
     if skip < 0 or top < 1:
         raise InvalidArgument(f"skip must not be negative and top must be positive, not {skip} and {top}.")
-    rules = _topic(core, queue).rules(queue.entity_id)
+    rules = _topic(core, queue).rules_by_name(queue.entity_id)
     return [stored.document for stored in rules if stored.document is not None][skip : skip + top]
 
 
