@@ -10,7 +10,7 @@ items each: token (16 bytes), sequence number, delivery count, message record, o
 the token is replaced by the `Place` of the message. Many usual messages are one value: see `broker.runs`.
 
 A `session` is [session id, or None for any that is available; milliseconds to wait for one]. A `receiver` among the
-arguments of a request is the channel of the caller's receiver that holds the lock of the session.
+arguments of a request is the channel of the caller's receiver that holds the lock of the session; 0 if it has none.
 
 Requests, their arguments and results (all or nothing each; `docs/architecture.md` has the meaning):
     renew-locks       [tokens]                                   [locked_until_ms, ...] in the same order
@@ -30,12 +30,13 @@ Requests, their arguments and results (all or nothing each; `docs/architecture.m
     replace-rule      rule document                              None
     remove-rule       name                                       None
     get-rule          name                                       rule document
-    enumerate-rules   skip, top                                  [rule document, ...] in the order of their creation
+    enumerate-rules   skip, top                                  [rule document, ...] in the order of their names
     renew-session-lock  receiver, session id                     locked_until_ms
     get-session-state   receiver, session id                     state | None
     set-session-state   receiver, session id, state | None       None
     get-message-sessions  state set after ms | None, skip, top   [session id, ...]; None: with messages, or a state
     page-message-sessions  the same                              the number skipped, and [session id, ...]
+    message-sessions-behind  as above, a session id, top         [session id, ...] behind this one
     counts                                                       queue -> available, deferred, scheduled, bytes, locked
     accessed          entity id, ...                             ms when the partition was opened, entity id -> ms of
                                                                  the last access since (0: none)

@@ -5,7 +5,7 @@ However, expired messages that it comes across are expired, and unreadable ones 
 request that looks at many messages or sessions does so step by step, and may be under way for several turns.
 """
 
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from broker.errors import (
@@ -33,7 +33,7 @@ from broker.partition.sessions import locks as session_locks
 from broker.partition.sessions import requests as session_requests
 from broker.partition.state import accesses
 from broker.partition.state.core import PARTS, Core
-from broker.partition.state.locks import NOBODY, Held
+from broker.partition.state.locks import NOBODY, Held, Holder
 from broker.partition.state.queue import Queue
 from broker.partition.state.receivers import Session
 from broker.partition.state.timers import Due
@@ -176,14 +176,25 @@ def _receive_deferred(core: Core, queue: Queue, args: Sequence[Any], now_ms: int
     if queue.sessions is not None:
         raise NotAllowed(f"'{queue.terms.name}' requires sessions: the request must name the session of the messages.")
     until_ms = now_ms + queue.terms.lock_duration_ms
-    return _take_numbered(core, queue, numbers, receive_and_delete, any(active), None, until_ms, now_ms)
+    return _take_numbered(core, queue, numbers, receive_and_delete, any(active), None, NOBODY, until_ms, now_ms)
 
 
 def _receive_session_deferred(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[Any]:
-    """As `_receive_deferred`, for messages of one session. The receiver must have its lock, which is theirs, too."""
+    """As `_receive_deferred`, for messages of one session. The lock that the receiver has of it is theirs, too.
+
+    Without a receiver they get locks of their own, as the cloud gives them to a connection that does not hold the
+    session, and only deferred messages can be had. A receiver that has lost the session gets none.
+    """
     receiver, session_id, numbers, receive_and_delete, *active = args
+    if receiver is None:
+        lent = session_requests.sessions_of(queue).lent
+        until_ms = now_ms + queue.terms.lock_duration_ms
+        return _take_numbered(core, queue, numbers, receive_and_delete, False, session_id, lent, until_ms, now_ms)
     session = session_locks.held(queue, receiver, session_id, now_ms)
-    return _take_numbered(core, queue, numbers, receive_and_delete, any(active), session, session.until_ms, now_ms)
+    session_locks.take_back_lent(core, queue, numbers, now_ms)
+    return _take_numbered(
+        core, queue, numbers, receive_and_delete, any(active), session_id, session, session.until_ms, now_ms
+    )
 
 
 def _take_numbered(
@@ -192,14 +203,15 @@ def _take_numbered(
     numbers: Sequence[int],
     receive_and_delete: bool,
     active: bool,
-    session: Session | None,
+    session_id: str | None,
+    holder: Holder,
     until_ms: int,
     now_ms: int,
 ) -> list[Any]:
-    found = _find_numbered(core, queue, list(dict.fromkeys(numbers)), active, session, now_ms)
+    found = _find_numbered(core, queue, list(dict.fromkeys(numbers)), active, session_id, now_ms)
     items: list[Any] = []
     core.changing()
-    holder = NOBODY if session is None else session
+    session = holder if isinstance(holder, Session) else None
     early: dict[int, Overlay | None] = {}  # active ones, which are received before their turn
     for (ref, size, due_ms, place, _, _), record in found:
         token = new_token(core)
@@ -209,8 +221,8 @@ def _take_numbered(
             early[number] = overlay
         if not receive_and_delete:
             queue.locks.add(token, (ref, size, due_ms, place, until_ms if session is None else NEVER, holder))
-            if session is not None:
-                session.tokens[token] = None
+            if holder is not NOBODY:
+                holder.tokens[token] = None
     core.journal.delivered(queue.id, [ref for (ref, *_), _ in found], now_ms)
     if receive_and_delete:
         discard(core, queue, [held for held, _ in found], Op.COMPLETED, RECEIVED_AND_DELETED)
@@ -225,9 +237,9 @@ def _take_numbered(
 
 
 def _find_numbered(
-    core: Core, queue: Queue, numbers: Sequence[int], active: bool, session: Session | None, now_ms: int
+    core: Core, queue: Queue, numbers: Sequence[int], active: bool, session_id: str | None, now_ms: int
 ) -> list[tuple[Held, bytes]]:
-    """All of these unlocked messages, with their records; of the session, if there is one.
+    """All of these unlocked messages, with their records; of this session, if it is given.
 
     Raises MessageNotFound, NotAllowed, EntityDisabled, OutOfRange, ServerBusy.
     """
@@ -258,7 +270,7 @@ def _find_numbered(
         except CorruptRecord:
             unreadable.append((place, number, None))
             continue
-        if session is not None and (overlay or {}).get(Field.SESSION) != session.id:
+        if session_id is not None and (overlay or {}).get(Field.SESSION) != session_id:
             missing.append(number)
             continue
         record = core.bodies.read_one(message_id)
@@ -290,15 +302,14 @@ def _settle(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None:
     tokens: list[bytes] = list(args[0])
     outcome = _outcome(args[1])
     properties: Properties | None = args[2]
-    receiver: Hashable = args[3] if len(args) > 3 else None
     if len(set(tokens)) < len(tokens):
         raise InvalidArgument("The request names a lock token twice.")
     for token in tokens:
         error = settlement.refusal(core, queue, token, outcome, properties, now_ms)
         if error is not None:
             queue.tally.settlements_too_late += isinstance(error, LockLost)
-            if queue.sessions is not None and receiver is not None:
-                [error] = session_locks.named(core, receiver, [error], now_ms)
+            if queue.sessions is not None and len(args) > 3:
+                [error] = session_locks.named(core, args[3], [error], now_ms)
             assert error is not None
             raise error
     if outcome != Outcome.ACCEPTED:
@@ -529,9 +540,10 @@ _OF_QUEUE: dict[str, Callable[[Core, Queue, Sequence[Any], int], Any]] = {
     "set-session-state": session_requests.set_session_state,
     "get-message-sessions": session_requests.get_message_sessions,
     "page-message-sessions": session_requests.page_message_sessions,
+    "message-sessions-behind": session_requests.message_sessions_behind,
 }
 _OF_RULES = ("add-rule", "replace-rule", "remove-rule", "get-rule", "enumerate-rules")
-_OF_TOPIC = ("schedule", "cancel-scheduled")
+_OF_TOPIC = ("schedule", "cancel-scheduled", "peek")  # on its scheduled messages
 
 
 def _stored(core: Core, args: Sequence[Any], now_ms: int) -> list[int]:

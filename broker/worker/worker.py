@@ -991,7 +991,10 @@ def _is_behind(peer: Caller) -> bool:
 
 
 def _name_receiver(peer: Caller, name: str, arguments: list[Any]) -> None:
-    """Replace the receiver's channel among the arguments of a request by the key that the partition knows it by."""
+    """Replace the receiver's channel among the arguments of a request by the key that the partition knows it by.
+
+    It is None for channel 0: the client has no receiver that holds the session.
+    """
     at = wire.RECEIVER_AT.get(name)
     if at is not None and at < len(arguments):
-        arguments[at] = (peer, arguments[at])
+        arguments[at] = (peer, arguments[at]) if arguments[at] else None

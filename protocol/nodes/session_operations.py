@@ -34,12 +34,14 @@ class SetSessionState:
 class GetMessageSessions:
     """Sessions whose state was set after `updated_after_ms`; None: sessions with active messages or a state.
 
-    For the latter, clients send the end of .NET's time, which they round in two ways.
+    For the latter, clients send the end of .NET's time, which they round in two ways. `behind`: the last session of the
+    page before, from which a client that names it goes on; others go on from `skip`.
     """
 
     updated_after_ms: int | None
     skip: int
     top: int
+    behind: str | None = None
 
 
 def read_renew_session_lock(fields: Fields) -> RenewSessionLock:
@@ -57,10 +59,14 @@ def read_set_session_state(fields: Fields) -> SetSessionState:
 
 def read_get_message_sessions(fields: Fields) -> GetMessageSessions:
     after_ms = fields.optional_integer("last-updated-time")
+    behind = fields.optional_string("last-session-id") or None
+    if behind is not None:
+        check_session_id(behind)
     return GetMessageSessions(
         None if after_ms is None or after_ms >= bounds.LATEST_MS else bounds.time_ms(after_ms),
         fields.count("skip", 0),
         fields.integer("top", 1, MAX_PAGE),
+        behind,
     )
 
 
@@ -82,4 +88,5 @@ def state_body(state: bytes | None) -> dict[str, Any]:
 
 
 def sessions_body(skip: int, session_ids: Sequence[str]) -> dict[str, Any]:
+    """`skip` is that of the next page."""
     return {"skip": Int(skip), "sessions-ids": array(str, session_ids)}

@@ -188,6 +188,7 @@ NAMES = {
     "session-state": st.binary(max_size=30),
     "last-updated-time": EXTREMES | INTEGERS,
     "skip": COUNTS,
+    "last-session-id": st.sampled_from(["a", "b", "", "none"]) | STRINGS,
     "top": COUNTS,
     "rule-name": STRINGS,
     "rule-description": st.fixed_dictionaries(
@@ -348,7 +349,7 @@ class World:
     def request(self, name: str, queue_id: int, arguments: list[Any], transaction: str | None = None) -> Any:
         at = wire.RECEIVER_AT.get(name)
         if at is not None and at < len(arguments):
-            arguments[at] = queue_id if arguments[at] else 0
+            arguments[at] = queue_id if arguments[at] else None
         if transaction is None or name not in ("schedule", "settle"):
             result = self.partition.request(name, queue_id, arguments, self.now_ms)
             if isinstance(result, Underway):

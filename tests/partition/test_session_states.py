@@ -2,13 +2,13 @@
 
 import pytest
 
-from broker.errors import InternalError, InvalidArgument, QuotaExceeded
+from broker.errors import InternalError, InvalidArgument, NotAllowed, QuotaExceeded
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
 from storage.quarantine import quarantined
 from storage.records import Place, encode_counts, entity_key, queue_key, session_entry_key, session_key
 from storage.store import Table
-from tests.partition.driver import DEAD, LOCK_MS, MAIN, deliveries, message
+from tests.partition.driver import DEAD, LOCK_MS, MAIN, Driver, deliveries, message
 from tests.partition.hinted_store import HintedStore
 from tests.partition.session_driver import SessionDriver
 
@@ -53,6 +53,27 @@ def test_a_page_of_sessions_tells_how_many_were_skipped(queue):
         queue.put(session_id, "1")
     for skip, skipped, page in ((0, 0, ["a", "b"]), (2, 2, ["c"]), (1, 1, ["b", "c"]), (3, 3, []), (9, 3, [])):
         assert queue.request("page-message-sessions", None, skip, 2) == (skipped, page)
+
+
+def test_a_page_of_sessions_begins_behind_one_that_may_be_gone(queue):
+    for session_id in ("a", "b", "d", "aa"):
+        queue.put(session_id, "1")
+    set_state(queue, "e", b"x")
+    for behind, top, page in (
+        ("a", 2, ["b", "d"]),
+        ("c", 9, ["d", "e", "aa"]),
+        ("", 1, ["a"]),
+        ("aa", 9, []),
+        ("é" * 128, 9, []),
+    ):
+        assert queue.request("message-sessions-behind", None, behind, top) == page
+    assert queue.request("message-sessions-behind", 0, "a", 9) == ["e"]
+    assert queue.request("message-sessions-behind", 0, "e", 9) == []
+    for behind, top in (("a", 0), ("a", 2**63 - 1), ("é" * 1000, 1)):
+        with pytest.raises(InvalidArgument):
+            queue.request("message-sessions-behind", None, behind, top)
+    with pytest.raises(NotAllowed):
+        Driver().request("message-sessions-behind", None, "a", 1)
 
 
 def test_a_session_has_no_state_until_one_is_set(queue):

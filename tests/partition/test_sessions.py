@@ -546,6 +546,116 @@ def test_a_deferred_message_is_not_found_in_another_session(queue):
         queue.request("receive-deferred", [1], False)
 
 
+def lend(queue, session, *numbers, delete=False):
+    """Receive deferred messages without the lock of their session."""
+    until_ms, items = queue.of_session("receive-session-deferred", session, [*numbers], delete, receiver=None)
+    return until_ms, deliveries(items)
+
+
+def is_lost(queue, delivery):
+    [error] = queue.settle(Outcome.ACCEPTED, delivery)
+    return isinstance(error, LockLost)
+
+
+def with_deferred(queue, *bodies, **given):
+    """A receiver "r" holds session "a", whose messages are deferred."""
+    queue.put("a", *bodies, **given)
+    queue.accept("r", "a")
+    queue.settle(Outcome.DEFERRED, *queue.receive(len(bodies)))
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_deferred_message_is_received_without_the_lock_of_its_session(queue, is_held):
+    with_deferred(queue, "1", "2")
+    if not is_held:
+        queue.close("r")
+    queue.now_ms += 10
+    until_ms, [one] = lend(queue, "a", 1)
+    assert (one.body, one.delivery_count, until_ms) == (b"1", 0, queue.now_ms + LOCK_MS)
+    with pytest.raises(MessageNotFound):
+        lend(queue, "a", 1)  # locked
+    assert lend(queue, "a", 2, delete=True)[0] == 0
+    assert queue.settle(Outcome.ABANDONED, one) == [None]
+    _, [one] = lend(queue, "a", 1)
+    assert one.delivery_count == 1
+    assert queue.settle(Outcome.ACCEPTED, one) == [None]
+    assert queue.listed() == []
+    queue.wait(LOCK_MS)
+    queue.turn()
+
+
+def test_a_lent_message_is_back_when_its_lock_ends_and_the_lock_of_the_session_goes_on(queue):
+    with_deferred(queue, "1", "2")
+    queue.wait(1_000)
+    _, [one] = lend(queue, "a", 1)
+    queue.wait(1_000)
+    _, [two] = lend(queue, "a", 2)
+    queue.wait(LOCK_MS - 2_000)  # the session's lock ends first, and lends no longer
+    queue.turn()
+    assert "r" in queue.closed
+    assert queue.settle(Outcome.DEFERRED, two) == [None]
+    _, [two] = lend(queue, "a", 2)
+    queue.wait(1_000)
+    queue.turn()
+    assert is_lost(queue, one)
+    _, [one] = lend(queue, "a", 1)
+    assert (one.delivery_count, two.delivery_count) == (1, 0)
+    assert queue.settle(Outcome.ACCEPTED, one, two) == [None, None]
+    assert queue.listed() == []
+
+
+def test_who_holds_the_session_gets_a_lent_message_all_the_same(queue):
+    with_deferred(queue, "1")
+    _, [lent] = lend(queue, "a", 1)
+    until_ms, items = queue.of_session("receive-session-deferred", "a", [1], False)
+    [one] = deliveries(items)
+    assert (one.delivery_count, until_ms) == (0, queue.now_ms + LOCK_MS)
+    with pytest.raises(MessageNotFound):
+        lend(queue, "a", 1)
+    assert is_lost(queue, lent)
+    assert queue.settle(Outcome.ACCEPTED, one) == [None]
+    assert queue.listed() == []
+
+
+def test_a_lent_message_that_fails_too_often_is_dead_lettered():
+    queue = SessionDriver(max_delivery_count=1)
+    with_deferred(queue, "1")
+    lend(queue, "a", 1)
+    queue.wait(LOCK_MS)
+    queue.turn()
+    assert queue.listed() == []
+    assert [each.body for each in queue.receive(5, "d", DEAD)] == [b"1"]
+
+
+def test_lent_messages_are_those_of_the_session_and_only_deferred_ones(queue):
+    with_deferred(queue, "1")
+    queue.put("a", "2")
+    queue.put("b", "3")
+    for session, number in (("b", 1), ("a", 2), ("", 1), ("a", 3)):
+        with pytest.raises(MessageNotFound):
+            queue.request("receive-session-deferred", None, session, [number], False, True)
+    assert lend(queue, "a", 1)[1]
+
+
+def test_a_new_lock_duration_ends_the_locks_of_lent_messages(queue):
+    with_deferred(queue, "1")
+    _, [lent] = lend(queue, "a", 1)
+    queue.change(lock_duration_ms=LOCK_MS // 2)
+    assert is_lost(queue, lent)
+    _, [again] = lend(queue, "a", 1)
+    assert again.delivery_count == 0
+    queue.wait(LOCK_MS // 2)
+    queue.turn()
+    assert is_lost(queue, again)
+
+
+def test_other_requests_for_a_session_need_its_lock(queue):
+    with_deferred(queue, "1")
+    for name, args in (("renew-session-lock", []), ("get-session-state", []), ("set-session-state", [b"x"])):
+        with pytest.raises(SessionLockLost):
+            queue.of_session(name, "a", *args, receiver=None)
+
+
 def test_locks_of_deferred_messages_end_with_that_of_the_session(queue):
     queue.put("a", "1", "2")
     queue.accept("r", "a")

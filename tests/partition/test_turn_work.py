@@ -372,6 +372,10 @@ def listing_a_page_of_sessions(driver: SessionDriver[MeteredStore]) -> None:
     assert (skipped, len(page)) == (MANY - 10, 10)
 
 
+def listing_sessions_behind_one(driver: SessionDriver[MeteredStore]) -> None:
+    assert driver.request("message-sessions-behind", START_MS + 1, "s0", 100) == []
+
+
 def browsing_a_session_after_a_start(driver: SessionDriver[MeteredStore]) -> None:
     assert len(driver.request("peek-session", "s7", 0, 10, 1 << 20)) == ENTRY
 
@@ -702,6 +706,7 @@ ROWS: list[tuple[tuple[Op | Due | str, ...], Callable[[], Driver[MeteredStore]],
     (("get-message-sessions",), with_states, listing_sessions_changed_since),
     (("get-message-sessions",), with_sessions, listing_the_last_sessions),
     (("page-message-sessions",), with_sessions, listing_a_page_of_sessions),
+    (("message-sessions-behind",), with_states, listing_sessions_behind_one),
     (("peek-session",), restarted, browsing_a_session_after_a_start),
     ((Op.OPEN_RECEIVER, Due.SESSION_WAITS), restarted, accepting_a_session_after_a_start),
     ((Op.SEND,), restarted, sending_to_a_session_after_a_start),

@@ -54,6 +54,16 @@ def parsed(operation, body):
         ("get-message-sessions", {"skip": Int(0), "top": Int(5)}, GetMessageSessions(None, 0, 5)),
         (
             "get-message-sessions",
+            {"skip": Int(5), "top": Int(5), "last-session-id": "é" * 128},
+            GetMessageSessions(None, 5, 5, "é" * 128),
+        ),
+        (
+            "get-message-sessions",
+            {"skip": Int(1), "top": Int(5), "last-session-id": ""},
+            GetMessageSessions(None, 1, 5),
+        ),
+        (
+            "get-message-sessions",
             {"last-updated-time": Timestamp(-62_135_596_800_000), "skip": Long((1 << 63) - 1), "top": Int(5)},
             GetMessageSessions(0, (1 << 31) - 1, 5),
         ),

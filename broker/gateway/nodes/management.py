@@ -31,6 +31,7 @@ from broker.namespace.fragments import fragment_of, key_of
 from broker.wire import ENTRY, Extra, Outcome
 from protocol import error_texts
 from protocol.addresses import Address, Part
+from protocol.bounds import MAX_COUNT
 from protocol.engine.links import Link
 from protocol.errors import ProtocolError
 from protocol.lock_tokens import token_of, uuid_of
@@ -416,8 +417,13 @@ class ManagementRequests(RequestLink):
         after_ms, skip, top = arguments.updated_after_ms, arguments.skip, arguments.top
 
         def encode(session_ids: Sequence[str]) -> bytes:
-            return management.encode_sessions(request, skip, session_ids, self.max_response_bytes())
+            # The first Java SDK asks for the next page with this number.
+            following = min(skip + len(session_ids), MAX_COUNT)
+            return management.encode_sessions(request, following, session_ids, self.max_response_bytes())
 
+        if arguments.behind is not None:
+            self._do_steps(request, answer, self._sessions_behind(arguments.behind, after_ms, top, encode))
+            return
         if not self.entity.is_partitioned:
             self._ask(request, answer, encode, "get-message-sessions", after_ms, skip, top)
             return
@@ -438,6 +444,20 @@ class ManagementRequests(RequestLink):
             return lambda: encode(found)
 
         self._do_steps(request, answer, steps(left, to_skip))
+
+    def _sessions_behind(
+        self, session_id: str, after_ms: int | None, top: int, encode: Callable[[Sequence[str]], bytes]
+    ) -> Steps:
+        """The page of sessions behind this one: on its partition, and on those that follow."""
+        partitions = self.entity.partitions
+        first = self.entity.partition_of_session(session_id)
+        found: list[str] = yield first, "message-sessions-behind", self.queue, [after_ms, session_id, top]
+        for partition in partitions[partitions.index(first) + 1 :]:
+            if len(found) >= top:
+                break
+            wanted = [after_ms, 0, top - len(found)]
+            found = [*found, *(yield partition, "get-message-sessions", self.queue, wanted)]
+        return lambda: encode(found)
 
     # The rule operations need Listen, as in the cloud (management.md 5.4); over HTTP it is Manage.
 

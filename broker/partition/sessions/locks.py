@@ -10,24 +10,35 @@
 Messages are back in the same turn, or over several turns if they are many. Nobody gets the session before all are back,
 so that their order holds. A receiver that asks for it by name meanwhile gets it then.
 
+Deferred messages can be received by number without the lock of their session: they are lent, each with a lock of its
+own. Who holds the session can have them all the same, and then the lock of the other one ends.
+
 A receiver that asks for any session gets the one that has had available messages and no lock for the longest time; if
 there is none, it waits. A session whose lock ends with messages left is offered again after the others, so none
 starves. The locks of messages end with the lock of their session, and are renewed with it.
 """
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from itertools import islice
 
 from broker.errors import BrokerError, LockLost, NotAllowed, OperationTimeout, SessionCannotBeLocked, SessionLockLost
-from broker.partition.messages.moves import expire, overlay_expires_ms, set_aside, unlocked
+from broker.partition.messages.moves import (
+    expire,
+    overlay_expires_ms,
+    put_back,
+    put_back_failed,
+    set_aside,
+    unlocked,
+)
 from broker.partition.messages.session_hand_out import next_of_session
 from broker.partition.messages.settlement import put_back_some
 from broker.partition.state.core import Core
+from broker.partition.state.locks import LOST, Held, ref_of
 from broker.partition.state.queue import Queue
 from broker.partition.state.receivers import ALL, Receiver, Session, encoded
 from broker.partition.state.sessions import EndingSession, Sessions
 from broker.partition.state.timers import Due
-from broker.partition.state.window import Ref
+from broker.partition.state.window import Ref, number_of
 from protocol import error_texts
 from storage.journal.events import Op
 from storage.records import Place, due_key, message_expires_ms
@@ -272,6 +283,45 @@ def end_locks(core: Core, queue: Queue, now_ms: int) -> None:
     for session in sessions.locked.values():
         core.timers.arm(session.until_ms, (queue.id, Due.LOCKS))
         break
+    _end_lent(core, queue, sessions, now_ms)
+
+
+def _end_lent(core: Core, queue: Queue, sessions: Sessions, now_ms: int) -> None:
+    """End a step of the locks of lent messages whose time is over."""
+    for token in list(islice(sessions.lent.tokens, core.step())):
+        *_, until_ms, _ = _lent(queue, token)
+        if until_ms > now_ms or core.work_left() <= 0:
+            break
+        core.turn.work += 1
+        queue.tally.locks_ended += 1
+        put_back_failed(core, queue, queue.locks.remove(token), None, Op.LOCK_EXPIRED, now_ms)
+    for token in sessions.lent.tokens:
+        *_, until_ms, _ = _lent(queue, token)
+        core.timers.arm(max(until_ms, now_ms), (queue.id, Due.LOCKS))
+        break
+
+
+def _lent(queue: Queue, token: bytes) -> Held:
+    held = queue.locks.find(token, LOST)  # also if its time is over
+    assert held is not None
+    return held
+
+
+def take_back_lent(core: Core, queue: Queue, numbers: Collection[int], now_ms: int) -> None:
+    """Who holds the session wants these messages: put back those that are lent, which is no failed delivery."""
+    assert queue.sessions is not None
+    wanted = queue.locks.deferred.intersection(numbers)
+    for token in list(queue.sessions.lent.tokens) if wanted else ():
+        if number_of(ref_of(_lent(queue, token))) in wanted and token not in queue.locks.staged:
+            _put_back_lent(core, queue, token, Op.RELEASED, now_ms)
+            queue.tally.released += 1
+
+
+def _put_back_lent(core: Core, queue: Queue, token: bytes, op: Op, now_ms: int) -> None:
+    core.changing()
+    held = queue.locks.remove(token)
+    core.journal.done(op, queue.id, [held])
+    put_back(core, queue, held, now_ms)
 
 
 def _lose(core: Core, queue: Queue, session: Session, now_ms: int) -> None:
@@ -293,6 +343,9 @@ def drop_locks(core: Core, queue: Queue, now_ms: int) -> None:
         if session.receiver is not None:
             core.close_receiver(session.receiver, SessionLockLost(CHANGED))
     release_all(core, queue, now_ms)
+    for token in list(queue.sessions.lent.tokens):
+        queue.tally.locks_lost += 1
+        _put_back_lent(core, queue, token, Op.LOCK_LOST, now_ms)
 
 
 def end_waits(core: Core, queue: Queue, now_ms: int) -> None:

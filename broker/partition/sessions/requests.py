@@ -13,6 +13,7 @@ from broker.partition.sessions import locks as session_locks
 from broker.partition.sessions.states import get_state, set_state
 from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
+from broker.partition.state.receivers import encoded
 from broker.partition.state.sessions import Sessions, first_entries, sessions_with_state
 from protocol.bounds import MAX_COUNT
 
@@ -47,12 +48,39 @@ def page_message_sessions(
     """The number of sessions that were skipped, which is less than `skip` if there are fewer, and the page."""
     updated_after_ms, skip, top = args
     sessions = sessions_of(queue)
-    if not 0 <= skip <= MAX_COUNT or not 1 <= top <= MAX_COUNT:
-        raise InvalidArgument(f"skip is 0 to {MAX_COUNT} and top is 1 to {MAX_COUNT}, not {skip} and {top}.")
+    _check(skip, top)
     # After a page clients ask for the next one. It begins where the last one ended, instead of counting from the start.
     after, passed = None, 0
     if sessions.last_page is not None and sessions.last_page[:2] == (updated_after_ms, skip):
         after, passed = sessions.last_page[2], skip
+    passed, found = yield from _page(core, queue, updated_after_ms, after, passed, skip, top)
+    sessions.last_page = (updated_after_ms, skip + len(found), found[-1]) if found else None
+    return passed - len(found), [session_id.decode() for session_id in found]
+
+
+def message_sessions_behind(
+    core: Core, queue: Queue, args: Sequence[Any], now_ms: int
+) -> Generator[None, None, list[str]]:
+    """As `get_message_sessions`, of the sessions that come behind this one, whether or not it still is one of them."""
+    updated_after_ms, session_id, top = args
+    sessions_of(queue)
+    _check(0, top)
+    _, found = yield from _page(core, queue, updated_after_ms, encoded(session_id), 0, 0, top)
+    return [session_id.decode() for session_id in found]
+
+
+def _check(skip: int, top: int) -> None:
+    """Raises InvalidArgument."""
+    if not 0 <= skip <= MAX_COUNT or not 1 <= top <= MAX_COUNT:
+        raise InvalidArgument(f"skip is 0 to {MAX_COUNT} and top is 1 to {MAX_COUNT}, not {skip} and {top}.")
+
+
+def _page(
+    core: Core, queue: Queue, updated_after_ms: int | None, after: bytes | None, passed: int, skip: int, top: int
+) -> Generator[None, None, tuple[int, list[bytes]]]:
+    """Up to `top` sessions behind `after` and the first `skip` ones, of which `passed` are before it; and the number of
+    all that come before the end of these. Step by step.
+    """
     found: list[bytes] = []
     for session_id in _session_ids(core, queue, updated_after_ms, after):
         if session_id is not None:
@@ -65,8 +93,7 @@ def page_message_sessions(
         if core.work_left() <= 0:
             yield
             core.queue(queue.id)  # raises EntityNotFound if it was deleted meanwhile
-    sessions.last_page = (updated_after_ms, skip + len(found), found[-1]) if found else None
-    return passed - len(found), [session_id.decode() for session_id in found]
+    return passed, found
 
 
 def _session_ids(core: Core, queue: Queue, updated_after_ms: int | None, after: bytes | None) -> Iterator[bytes | None]:

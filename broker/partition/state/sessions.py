@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from struct import Struct
 
-from broker.partition.state.locks import LOST, NOBODY, Ending, Held, Locks
+from broker.partition.state.locks import LOST, NOBODY, Ending, Held, Holder, Locks
 from broker.partition.state.offered import Offered
 from broker.partition.state.receivers import ALL, Receiver, Session
 from broker.partition.state.window import Ref, number_of
@@ -75,6 +75,9 @@ class Sessions:
         self.ending: dict[str, EndingSession] = {}  # by session id
         self.waiting: OrderedDict[Hashable, Receiver] = OrderedDict()  # receivers that wait for any session
         self.awake: dict[str, Session] = {}  # sessions that may have messages for their receivers
+        # Holds the locks of deferred messages that were received without the lock of their session. They end in the
+        # order of its tokens, each at its own time, or when who holds the session wants the message.
+        self.lent = Holder()
         self.last_page: tuple[object, int, bytes] | None = None  # see `broker.partition.sessions.requests`
         self._deadlines: list[tuple[int, int, Receiver]] = []  # also of some that do not wait any more
         self._waits = 0
