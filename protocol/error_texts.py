@@ -81,6 +81,10 @@ def send_disabled(name: str) -> str:
     return f"Messaging entity '{name}' is currently disabled for sending."
 
 
+def other_kind_of_entity(name: str, kind: str, asked: str) -> str:
+    return f"'{name}' is a {kind}, and the link asks for a {asked}."
+
+
 def receiver_on_topic(name: str) -> str:
     return f"A topic has no messages to receive: attach to one of the subscriptions of '{name}'."
 

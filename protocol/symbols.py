@@ -132,6 +132,8 @@ PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
 SESSION_FILTER: Final = Symbol("com.microsoft:session-filter")  # string or null, in some clients described
 
 # Link properties
+ENTITY_TYPE: Final = Symbol("com.microsoft:entity-type")  # int: 0 queue, 1 topic, 2 subscription
+PEEK_MODE: Final = Symbol("com.microsoft:peek-mode")  # boolean: the receiver only browses
 TIMEOUT: Final = Symbol("com.microsoft:timeout")  # uint, milliseconds
 TRANSFER_DESTINATION_ADDRESS: Final = Symbol("com.microsoft:transfer-destination-address")  # string
 LOCKED_UNTIL_UTC: Final = Symbol("com.microsoft:locked-until-utc")  # ticks, long

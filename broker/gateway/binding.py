@@ -13,6 +13,7 @@ from broker.gateway.links.partitioned_senders import PartitionedSender
 from broker.gateway.links.receivers import ClientReceiver
 from broker.gateway.links.senders import ClientSender
 from broker.gateway.links.session_links import NextSessionReceiver, SessionReceiver
+from broker.gateway.links.topic_receivers import TopicReceiver
 from broker.gateway.namespace import Entity
 from broker.gateway.nodes.cbs import CbsRequests
 from broker.gateway.nodes.coordinator import COORDINATOR_CREDIT, MAX_REQUEST_BYTES, Coordinator
@@ -25,14 +26,16 @@ from protocol.addresses import Address, Node, Part
 from protocol.addresses import parse as parse_address
 from protocol.engine.links import Link
 from protocol.session_filter import SessionRequest
-from protocol.symbols import TRANSFER_DESTINATION_ADDRESS
+from protocol.symbols import ENTITY_TYPE, PEEK_MODE, TRANSFER_DESTINATION_ADDRESS
 
 # The largest tokens known are some 10 KiB.
 MAX_TOKEN_MESSAGE_BYTES = 128 * 1024
 
 _NON_EXCLUSIVE_SESSION_FILTER = "com.microsoft:non-exclusive-session-filter:list"  # of a preview of Service Bus
 
-Bound = ClientSender | ClientReceiver | Browser | RequestLink | ResponseLink | Coordinator
+_KINDS = ("queue", "topic", "subscription")  # by the numbers of ENTITY_TYPE
+
+Bound = ClientSender | ClientReceiver | Browser | TopicReceiver | RequestLink | ResponseLink | Coordinator
 
 
 class Destination(NamedTuple):
@@ -74,7 +77,20 @@ def bind(host: Host, link: Link, destination: Destination | None) -> Bound:
     address, entity = destination
     if entity is None or address.node is Node.MANAGEMENT:
         return _bind_node(host, link, address, entity)
+    _check_kind(link, address, entity)
     return _bind_receiver(host, link, address, entity) if link.is_sender else _bind_sender(host, link, address, entity)
+
+
+def _check_kind(link: Link, address: Address, entity: Entity) -> None:
+    """Some clients say what kind of entity the link is for. A dead-letter queue is of the kind of its entity; clients
+    have no word for the one of a topic. Raises NotAllowed.
+    """
+    number = link.remote_properties().get(ENTITY_TYPE)
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < len(_KINDS):
+        return  # nothing that is known
+    asked = _KINDS[number]
+    if asked != entity.kind and (entity.kind != "topic" or address.part is Part.MAIN):
+        raise NotAllowed(error_texts.other_kind_of_entity(entity.name, entity.kind, asked))
 
 
 def _bind_node(host: Host, link: Link, address: Address, entity: Entity | None) -> RequestLink | ResponseLink:
@@ -126,17 +142,22 @@ def _transfer_destination(host: Host, name: object) -> Entity:
     return entity
 
 
-def _bind_receiver(host: Host, link: Link, address: Address, entity: Entity) -> ClientReceiver | Browser:
+def _bind_receiver(
+    host: Host, link: Link, address: Address, entity: Entity
+) -> ClientReceiver | Browser | TopicReceiver:
     entity.require_receive(address.part)
-    filters = link.source_filter()
+    filters, properties = link.source_filter(), link.remote_properties()
     if _NON_EXCLUSIVE_SESSION_FILTER in filters:
         raise NotImplementedByBroker("Receivers that share a session are not offered by this version.")
-    session = session_filter.read(filters, link.remote_properties())
+    session = session_filter.read(filters, properties)
     others = read_filters(filters)
     has_sessions = entity.requires_session and address.part is Part.MAIN
     if session is not None and not has_sessions:
         raise NotAllowed(error_texts.SESSION_RECEIVER_NOT_SUPPORTED)
-    if link.browses:
+    if entity.kind == "topic" and address.part is Part.MAIN:
+        link.accept(filters=others.in_place)
+        return TopicReceiver(host, link, entity, address)
+    if link.browses or properties.get(PEEK_MODE) is True:
         return _bind_browser(host, link, address, entity, session, others)
     if session is not None:
         if session.session_id is not None:

@@ -8,6 +8,7 @@ from broker.gateway.binding import Bound, Destination, bind, destination_of
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Host
 from broker.gateway.links.browsers import Browser
+from broker.gateway.links.entity_link import EntityLink
 from broker.gateway.links.receivers import ClientReceiver
 from broker.gateway.links.senders import ClientSender
 from broker.gateway.nodes.request_links import RequestLink, ResponseLink
@@ -154,7 +155,7 @@ class BoundLinks:
         host = self._host
         for link in list(self._links.values()):
             bound = link.context
-            if not isinstance(bound, ClientSender | ClientReceiver | Browser) or bound.is_ending:
+            if not isinstance(bound, EntityLink) or bound.is_ending:
                 continue
             path = next((path for path in bound.paths if not host.rights.allows(path, bound.right, now_s)), None)
             if path is not None:

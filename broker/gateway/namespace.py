@@ -136,8 +136,6 @@ class Entity:
 
     def require_receive(self, part: Part = Part.MAIN) -> None:
         """Raises NotAllowed, EntityDisabled."""
-        if self.kind == "topic" and part is Part.MAIN:
-            raise NotAllowed(error_texts.receiver_on_topic(self.name))
         if to := self.forward_to(part):
             raise NotAllowed(error_texts.receiver_on_forwarding(self.name, to))
         if self.description.status in (Status.DISABLED, Status.RECEIVE_DISABLED):

@@ -12,7 +12,7 @@ from protocol.client.connection import Connection, connect_to
 from protocol.client.errors import AuthenticationFailed, LinkDetached, RequestFailed
 from protocol.client.messages import Message
 from protocol.client.requests import Management
-from protocol.codec import Described, Int, Long, Symbol, Timestamp
+from protocol.codec import Described, Int, Long, Symbol, Timestamp, UInt
 from tests.brokers import Broker
 from tests.end_to_end.health import assert_unharmed, metrics, process_ids
 from tests.patience import PATIENCE_S
@@ -243,7 +243,7 @@ ENUMERATE = {"skip": Int(0), "top": Int(1)}
 @pytest.mark.parametrize(
     ("address", "operation", "body"),
     [
-        ("prices", "peek-message", {"from-sequence-number": Long(0), "message-count": Int(1)}),
+        ("prices", "receive-by-sequence-number", {"sequence-numbers": [Long(1)], "receiver-settle-mode": UInt(1)}),
         ("prices", "enumerate-rules", ENUMERATE),
         ("witness", "enumerate-rules", ENUMERATE),
         (DEAD_LETTER_QUEUE, "enumerate-rules", ENUMERATE),
