@@ -155,6 +155,8 @@ def _bind_receiver(
     if session is not None and not has_sessions:
         raise NotAllowed(error_texts.SESSION_RECEIVER_NOT_SUPPORTED)
     if entity.kind == "topic" and address.part is Part.MAIN:
+        if link.browses:
+            raise NotAllowed(error_texts.receiver_on_topic(entity.name))
         link.accept(filters=others.in_place)
         return TopicReceiver(host, link, entity, address)
     if link.browses or properties.get(PEEK_MODE) is True:

@@ -183,10 +183,10 @@ def _receive_session_deferred(core: Core, queue: Queue, args: Sequence[Any], now
     """As `_receive_deferred`, for messages of one session. The lock that the receiver has of it is theirs, too.
 
     Without a receiver they get locks of their own, as the cloud gives them to a connection that does not hold the
-    session, and only deferred messages can be had. A receiver that has lost the session gets none.
+    session; but not active messages. A receiver that has lost the session gets none.
     """
     receiver, session_id, numbers, receive_and_delete, *active = args
-    if receiver is None:
+    if receiver is None and not any(active):
         lent = session_requests.sessions_of(queue).lent
         until_ms = now_ms + queue.terms.lock_duration_ms
         return _take_numbered(core, queue, numbers, receive_and_delete, False, session_id, lent, until_ms, now_ms)

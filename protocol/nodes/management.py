@@ -437,16 +437,19 @@ def _longs(values: Mapping[str, int]) -> dict[str, Long]:
 
 
 def encode_peeked(request: Request, messages: Sequence[bytes], max_bytes: int = 0) -> bytes:
-    """200 to peek-message with as many of the encoded `messages` as fit, or 204 if there are none.
+    """200 to peek-message with the encoded `messages`, or 204 if there are none.
 
-    `max_bytes` is the limit of the link, 0 if it has none. A first message that does not fit is a failure, 403.
+    More than `max_bytes`, the limit of the link (0: none), is a failure, 403: see `peeked_that_fit`.
     """
     if not messages:
         return encode_no_content(request)
-    items = [{"message": message} for message in messages]
-    if max_bytes:
-        items = items[: _fitting(items, max_bytes - len(encode_success(request, {"messages": []})) - _COUNTS_BYTES)]
-    return encode_limited(request, {"messages": items or [{"message": messages[0]}]}, max_bytes)
+    return encode_limited(request, {"messages": [{"message": message} for message in messages]}, max_bytes)
+
+
+def peeked_that_fit(request: Request, messages: Sequence[bytes], max_bytes: int) -> Sequence[bytes]:
+    """The first of the encoded `messages` whose answer has no more than `max_bytes`; one at least, if there is any."""
+    room = max_bytes - len(encode_success(request, {"messages": []})) - _COUNTS_BYTES
+    return messages[: max(1, _fitting([{"message": message} for message in messages], room))]
 
 
 def encode_deferred(request: Request, messages: Iterable[tuple[UUID | None, bytes]], max_bytes: int = 0) -> bytes:

@@ -633,7 +633,9 @@ def test_lent_messages_are_those_of_the_session_and_only_deferred_ones(queue):
     queue.put("b", "3")
     for session, number in (("b", 1), ("a", 2), ("", 1), ("a", 3)):
         with pytest.raises(MessageNotFound):
-            queue.request("receive-session-deferred", None, session, [number], False, True)
+            lend(queue, session, number)
+    with pytest.raises(SessionLockLost):  # active ones are only for who holds the session
+        queue.request("receive-session-deferred", None, "a", [1], False, True)
     assert lend(queue, "a", 1)[1]
 
 

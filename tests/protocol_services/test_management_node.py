@@ -480,7 +480,8 @@ def test_nothing_to_peek_is_no_content_without_a_condition():
 @pytest.mark.parametrize("size", [10, 200, 300, 60_000])
 def test_peeking_returns_as_many_as_fit_the_link(limit, size):
     messages = [bytes(size)] * 1000
-    message = management.encode_peeked(ASKED, messages, limit)
+    fitting = management.peeked_that_fit(ASKED, messages, limit)
+    message = management.encode_peeked(ASKED, fitting, limit)
     properties, body = response(message)
     assert len(message) <= limit
     if properties["statusCode"] == 200:
@@ -489,7 +490,13 @@ def test_peeking_returns_as_many_as_fit_the_link(limit, size):
         assert count == len(messages) or len(one_more) > limit - 16
     else:
         assert properties["errorCondition"] == "amqp:link:message-size-exceeded"
+        assert len(fitting) == 1
         assert len(management.encode_peeked(ASKED, messages[:1])) > limit
+
+
+def test_a_first_message_that_is_too_large_for_an_answer_comes_alone():
+    assert management.peeked_that_fit(ASKED, [bytes(1000), b""], 900) == [bytes(1000)]
+    assert management.peeked_that_fit(ASKED, [], 0) == []
 
 
 def test_deferred_messages_have_lock_tokens_unless_they_were_deleted():

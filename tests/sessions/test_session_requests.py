@@ -63,7 +63,10 @@ def test_a_renewed_lock_outlasts_its_first_end(peer):
         ("renew-session-lock", {}),
         ("get-session-state", {}),
         ("set-session-state", {"session_state": None}),
-        ("receive-by-sequence-number", {"sequence_numbers": [Long(1)], "receiver_settle_mode": UInt(1)}),
+        (
+            "receive-by-sequence-number",
+            {"sequence_numbers": [Long(1)], "receiver_settle_mode": UInt(1), "peeklock:active": True},
+        ),
     ],
 )
 def test_only_the_connection_that_has_the_lock_may_ask(peer, node, broker, operation, arguments):

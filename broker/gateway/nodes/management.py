@@ -40,8 +40,9 @@ from protocol.nodes import management
 from protocol.nodes.request_message import Request
 from storage.records import Place
 
-# The limit of one answer to peek, so that it fits any client's buffers (PE11).
-MAX_PEEK_BYTES = 256 * 1024
+# The limit of one answer to peek, so that it fits any client's buffers: 256 KB with its frames (PE11). Only one message
+# alone may have more.
+MAX_PEEK_BYTES = 255 * 1024
 MAX_PEEK_MESSAGES = 1000
 MAX_DELETE_MESSAGES = 4000
 MIN_RULE_BYTES = 64  # the least size of a rule in the answer to enumerate-rules
@@ -245,8 +246,9 @@ class ManagementRequests(RequestLink):
                 embed(record, number, count, None, overlay, place=place, omit_body=arguments.omit_body)
                 for place, number, count, record, overlay in rows
             ]
-            self._metrics.outgoing_messages += len(messages)
-            return management.encode_peeked(request, messages, limit)
+            fitting = management.peeked_that_fit(request, messages, min(MAX_PEEK_BYTES, limit))
+            self._metrics.outgoing_messages += len(fitting)
+            return management.encode_peeked(request, fitting, limit)
 
         self._do_steps(request, answer, steps(start))
 
@@ -306,7 +308,11 @@ class ManagementRequests(RequestLink):
 
     def _receive_deferred(self, request: Request, arguments: management.ReceiveDeferred, answer: Answer) -> None:
         self.entity.require_receive(self._part)
+        session_id = arguments.session_id
+        holder = 0 if session_id is None else self._holder(session_id)
         by_default = self.connection.gateway.settings.delivery.receive_active_by_number
+        if session_id is not None and not holder:
+            by_default = False  # active messages of a session are only for who holds it
         active = [True] if arguments.active or (arguments.active is None and by_default) else []
 
         def encode(results: dict[int, list[Any]]) -> bytes:
@@ -325,13 +331,13 @@ class ManagementRequests(RequestLink):
             self._metrics.outgoing_messages += len(messages)
             return management.encode_deferred(request, messages, 0)
 
-        settles, session_id = arguments.receive_and_delete, arguments.session_id
+        settles = arguments.receive_and_delete
         if session_id is None:
             parts = Parts(arguments.sequence_numbers, self.entity.partition_of_number)
             wanted: dict[int, list[Any]] = {at: [numbers, settles, *active] for at, numbers in parts.items()}
             self._ask_each(request, answer, encode, "receive-deferred", wanted)
         else:
-            named = [self._holder(session_id), session_id, list(arguments.sequence_numbers), settles, *active]
+            named = [holder, session_id, list(arguments.sequence_numbers), settles, *active]
             partition = self.entity.partition_of_session(session_id)
             self._ask_each(request, answer, encode, "receive-session-deferred", {partition: named})
 
