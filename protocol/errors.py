@@ -37,3 +37,7 @@ class InvalidField(ProtocolError):
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"{field}: {reason}")
         self.field = field
+
+
+class UnequalKeys(InvalidField):
+    """The session id and the partition key of a message differ."""

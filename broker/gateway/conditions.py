@@ -4,7 +4,7 @@ from broker import errors
 from protocol import conditions
 from protocol.addresses import InvalidAddress
 from protocol.codec import Symbol
-from protocol.errors import DecodeError, HeaderTooLarge, InvalidField, LimitExceeded, ProtocolError
+from protocol.errors import DecodeError, HeaderTooLarge, InvalidField, LimitExceeded, ProtocolError, UnequalKeys
 
 CONDITION: dict[type[errors.BrokerError], Symbol] = {
     errors.EntityNotFound: conditions.NOT_FOUND,
@@ -41,6 +41,7 @@ CONDITION: dict[type[errors.BrokerError], Symbol] = {
 PROTOCOL_CONDITION: tuple[tuple[type[ProtocolError], Symbol], ...] = (
     (HeaderTooLarge, conditions.ARGUMENT_ERROR),
     (LimitExceeded, conditions.ARGUMENT_ERROR),
+    (UnequalKeys, conditions.NOT_ALLOWED),  # as other errors of keys (PE5 of Service Bus)
     (InvalidField, conditions.ARGUMENT_ERROR),
     (InvalidAddress, conditions.ARGUMENT_ERROR),
     (DecodeError, conditions.DECODE_ERROR),

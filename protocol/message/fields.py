@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from protocol import bounds
 from protocol.codec import UByte, UInt, decode, decode_exactly, skip
-from protocol.errors import DecodeError, HeaderTooLarge, InvalidField, LimitExceeded
+from protocol.errors import DecodeError, HeaderTooLarge, InvalidField, LimitExceeded, UnequalKeys
 from protocol.message.layout import DURABLE, HAS_PRIORITY
 from protocol.symbols import (
     DEADLETTER_SOURCE,
@@ -359,4 +359,4 @@ def _check_id_length(name: str, value: bytes, text: bool) -> None:
 def check_keys(extra: Extra) -> None:
     session_id = extra.get(EXTRA_SESSION_ID)
     if session_id is not None and session_id != extra[EXTRA_PARTITION_KEY]:
-        raise InvalidField(PARTITION_KEY, "differs from the session id")
+        raise UnequalKeys(PARTITION_KEY, "differs from the session id")

@@ -150,7 +150,11 @@ TEXT = "y" * 33_000
         (message(annotations={Symbol("x-opt-partition-key"): LONG}), ARGUMENT, "128"),
         (message(properties=[5.5]), ARGUMENT, "message-id"),
         (message(properties=[None] * 10 + [7]), ARGUMENT, "group-id"),
-        (message(annotations={Symbol("x-opt-partition-key"): "a"}, properties=[None] * 10 + ["b"]), ARGUMENT, "key"),
+        (
+            message(annotations={Symbol("x-opt-partition-key"): "a"}, properties=[None] * 10 + ["b"]),
+            "amqp:not-allowed",
+            "key",
+        ),
         (message(annotations={Symbol("x-opt-scheduled-enqueue-time"): "soon"}), ARGUMENT, "x-opt-scheduled"),
         (message(application={"p": [1, 2]}), "", "p"),
         (message(application={"p": {"q": 1}}), "", "p"),

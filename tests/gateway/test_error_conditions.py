@@ -7,7 +7,7 @@ import pytest
 from broker.errors import BrokerError
 from broker.gateway.conditions import CONDITION, condition_of
 from protocol import conditions
-from protocol.errors import DecodeError, HeaderTooLarge, InvalidField, LimitExceeded, ProtocolError
+from protocol.errors import DecodeError, HeaderTooLarge, InvalidField, LimitExceeded, ProtocolError, UnequalKeys
 from protocol.nodes.management import STATUS
 
 Kind = TypeVar("Kind", BrokerError, ProtocolError)
@@ -37,7 +37,8 @@ def test_every_protocol_error_has_a_condition(kind: type[ProtocolError]) -> None
         (LimitExceeded("message-id", 128), conditions.ARGUMENT_ERROR),
         (HeaderTooLarge("header", 65536), conditions.ARGUMENT_ERROR),
         (InvalidField("partition key", "x"), conditions.ARGUMENT_ERROR),
+        (UnequalKeys("partition key", "x"), conditions.NOT_ALLOWED),
     ],
 )
-def test_a_message_that_breaks_a_rule_is_an_argument_error(error: ProtocolError, condition: str) -> None:
+def test_a_message_that_breaks_a_rule_has_a_condition(error: ProtocolError, condition: str) -> None:
     assert condition_of(error) == condition

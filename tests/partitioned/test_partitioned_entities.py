@@ -130,7 +130,7 @@ def test_a_session_id_that_differs_from_the_partition_key_is_refused(peer: RawPe
     handle = peer.attach_sender("sessions")
     peer.transfer(in_session("s", b"m", annotations={KEY: "other"}), handle)
     condition, text = error_of(peer.expect(DISPOSITION))
-    assert condition == "com.microsoft:argument-error"
+    assert condition == "amqp:not-allowed"
     assert "session id" in text
 
 

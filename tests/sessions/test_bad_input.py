@@ -36,6 +36,7 @@ ROLLED_BACK = "amqp:transaction:rollback"
 NOT_ALLOWED = "amqp:not-allowed"
 ARGUMENT = "com.microsoft:argument-error"
 SESSION_LOST = "com.microsoft:session-lock-lost"
+NOT_FOUND = "com.microsoft:message-not-found"
 MESSAGE_LOST = "com.microsoft:message-lock-lost"
 UNKNOWN = "amqp:transaction:unknown-id"
 ROLLBACK = "amqp:transaction:rollback"
@@ -116,8 +117,8 @@ def test_a_request_needs_the_session_that_the_connection_has(peer, operation, se
     if session is not None:
         body["session-id"] = session
     if operation == "receive-by-sequence-number":
-        # Without a session it would be right elsewhere; and one that is too long is none that the connection has.
-        condition = NOT_ALLOWED if session is None else condition if isinstance(session, Int) else SESSION_LOST
+        # Without a session it would be right elsewhere; and it needs no lock of the session.
+        condition = NOT_ALLOWED if session is None else condition if isinstance(session, Int) else NOT_FOUND
     assert ask(node, operation, body)[1] == condition
 
 
@@ -130,7 +131,7 @@ def test_a_deferred_message_of_another_session_is_not_found(peer):
     peer.expect(DISPOSITION)
     number = annotations_of(frame.payload)[Symbol("x-opt-sequence-number")]
     accept(peer, "orders", "b")
-    for session, condition in (("b", "com.microsoft:message-not-found"), ("c", SESSION_LOST), ("a", "None")):
+    for session, condition in (("b", NOT_FOUND), ("c", NOT_FOUND), ("a", "None")):
         body = {"sequence-numbers": Array(Long, (number,)), "receiver-settle-mode": UInt(1), "session-id": session}
         assert ask(node, "receive-by-sequence-number", body)[1] == condition
 
@@ -165,7 +166,7 @@ def lost_session(broker, how):
 
 
 @pytest.mark.parametrize("how", ["ran out", "detached", "another's"])
-def test_with_the_lock_of_the_session_every_operation_is_lost(peer, broker, how):
+def test_with_the_lock_of_the_session_every_operation_is_lost_but_to_receive_what_is_deferred(peer, broker, how):
     with lost_session(broker, how) as (asker, node, tokens, number):
         named: dict[str, Any] = {"session-id": "a"}
         deferred: dict[str, Any] = {"sequence-numbers": Array(Long, (number,)), "receiver-settle-mode": UInt(1)}
@@ -173,7 +174,7 @@ def test_with_the_lock_of_the_session_every_operation_is_lost(peer, broker, how)
             ("renew-session-lock", named),
             ("get-session-state", named),
             ("set-session-state", named | {"session-state": b"x"}),
-            ("receive-by-sequence-number", named | deferred),
+            ("receive-by-sequence-number", named | deferred | {"peeklock:active": True}),
             *[settlement(token, status, "a") for token, status in zip(tokens, STATUSES, strict=False)],
         ):
             assert ask(node, operation, body) == (410, SESSION_LOST), operation
@@ -185,8 +186,10 @@ def test_with_the_lock_of_the_session_every_operation_is_lost(peer, broker, how)
             answer = ask(node, *settlement(token, status, "a"), state=within(transaction))
             assert answer == (410, SESSION_LOST), status
         assert coordinator.discharge(transaction) == "accepted"
+        # That needs no lock.
         peek = {"from-sequence-number": Long(0), "message-count": Int(10), "session-id": "a"}
-        assert ask(node, "peek-message", peek)[0] == 200  # that needs no lock
+        assert ask(node, "peek-message", peek)[0] == 200
+        assert ask(node, "receive-by-sequence-number", named | deferred)[0] == 200
 
 
 @pytest.mark.parametrize(("end", "status"), [*[("detached", status) for status in OUTCOMES], ("ran out", "completed")])
@@ -321,10 +324,10 @@ def test_a_partition_key_that_is_not_the_session_is_refused_everywhere(peer):
     transaction = coordinator.declare()
     for state in (None, within(transaction)):
         peer.transfer(wrong, sender, state=state)
-        assert answer_of(peer.expect(DISPOSITION)) == ARGUMENT
+        assert answer_of(peer.expect(DISPOSITION)) == NOT_ALLOWED
     node = Node(peer, "orders/$management")
-    assert ask(node, *schedule(annotations={KEY: "b"}))[1] == ARGUMENT
-    assert ask(node, *schedule(annotations={KEY: "b"}), within(transaction))[1] == ARGUMENT
+    assert ask(node, *schedule(annotations={KEY: "b"}))[1] == NOT_ALLOWED
+    assert ask(node, *schedule(annotations={KEY: "b"}), within(transaction))[1] == NOT_ALLOWED
     assert coordinator.discharge(transaction) == ROLLED_BACK
 
 
