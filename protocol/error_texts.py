@@ -175,7 +175,21 @@ SERVER_BUSY = (
     "Please wait 2 seconds and try again."
 )
 
-RESTARTING = "The partition is restarting. Please wait 2 seconds and try again."
+_AWAY = "away or does not answer now. Please wait 2 seconds and try again."
+
+
+def partition_away(partition: int) -> str:
+    return f"Partition {partition} is {_AWAY}"
+
+
+def fragment_away(name: str, partition: int) -> str:
+    """For messages whose key is that of this fragment of the entity."""
+    return f"The fragment of '{name}' on partition {partition} is {_AWAY}"
+
+
+def fragments_away(name: str) -> str:
+    return f"Every fragment of '{name}' is {_AWAY}"
+
 
 OUTCOME_UNKNOWN = (
     "The partition ended before it answered, so it is not known whether the operation was done. Please try again."

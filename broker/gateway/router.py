@@ -355,11 +355,11 @@ class WorkerConnection:
         """`reply` gets ServerBusy if the request was not sent, OutcomeUnknown if the worker ended before its answer."""
         number = self._router.next_number()
         if self.is_stalled:
-            self._answer(reply, owner, None, ServerBusy(error_texts.SERVER_BUSY))
+            self._answer(reply, owner, None, ServerBusy(error_texts.partition_away(partition)))
         elif self.post(wire.request(partition, number, name, queue, list(arguments))):
             self._requests[number] = reply, owner
         else:
-            reply(None, ServerBusy(error_texts.RESTARTING))
+            reply(None, ServerBusy(error_texts.partition_away(partition)))
 
     def restore(self, partition: int, queue: int, entries: Sequence[Any], mark: int, reply: Reply) -> bool:
         """Put messages back that were received and deleted, and never sent; at most `wire.ITEMS_AT_ONCE`.

@@ -3,6 +3,7 @@
 import asyncio
 from bisect import bisect_right
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.end_to_end.raw_peer import (
     REJECTED,
     TRANSFER,
     Frame,
+    error_of,
     message,
     outcome,
     performative,
@@ -245,14 +247,30 @@ async def test_while_a_fragment_is_down_the_others_get_all_messages_without_a_ke
     assert scene.outcomes() == dict.fromkeys(range(6), ACCEPTED)
 
 
-async def test_while_its_fragment_is_down_a_message_with_a_key_is_refused(scene: Scene) -> None:
+@pytest.mark.parametrize("in_batch", [False, True])
+async def test_while_its_fragment_is_away_a_message_with_a_key_is_refused(scene: Scene, in_batch: bool) -> None:
     await scene.begin()
     scene.lose(1)
-    scene.client.transfer(scene.sender, keyed(key_of_worker(1)))
+    (scene.send_batch if in_batch else partial(scene.client.transfer, scene.sender))(keyed(key_of_worker(1)))
     assert await scene.sends() == {}
+    condition, text = refusal(scene)
+    assert condition == "com.microsoft:server-busy"
+    assert text.startswith("The fragment of 'orders' on partition 1 is away or does not answer now. Please wait 2 ")
+
+
+async def test_while_all_fragments_are_away_a_message_without_a_key_is_refused(scene: Scene) -> None:
+    await scene.begin()
+    for number in range(WORKERS):
+        scene.lose(number)
+    scene.client.transfer(scene.sender, message(b"m"))
+    condition, text = refusal(scene)
+    assert condition == "com.microsoft:server-busy"
+    assert text.startswith("Every fragment of 'orders' is away")
+
+
+def refusal(scene: Scene) -> tuple[str, str]:
     [frame] = [frame for frame in scene.client.frames() if frame.code == DISPOSITION]
-    [error, *_] = frame.fields[4].value
-    assert error.value[0] == "com.microsoft:server-busy"
+    return error_of(frame)
 
 
 @pytest.mark.parametrize("error", ["ServerBusy", "QuotaExceeded", "PartitionParked"])

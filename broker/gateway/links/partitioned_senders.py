@@ -157,7 +157,7 @@ class FragmentChannel(LinkChannel):
         self._sent.append(command)
         if not self._post(command):
             self._sent.pop()
-            self._end(command, ServerBusy(error_texts.SERVER_BUSY))
+            self._end(command, ServerBusy(error_texts.fragment_away(self._sender.entity.name, self.partition)))
 
     def _post_mark(self, command: _Command) -> None:
         marks, count = self._marks, len(command.deliveries)
@@ -387,7 +387,9 @@ class PartitionedSender(ClientSender):
         """The channel to this partition, or for messages without a key. Raises ServerBusy."""
         channel = self._next() if partition is None else self._channels[partition]
         if channel is None or not channel.is_usable:
-            raise ServerBusy(error_texts.SERVER_BUSY)
+            name = self.entity.name
+            away = error_texts.fragments_away(name) if partition is None else error_texts.fragment_away(name, partition)
+            raise ServerBusy(away)
         if partition is None:
             self._turns.remove(channel)
             self._turns.append(channel)

@@ -27,7 +27,6 @@ from protocol.errors import ProtocolError
 from protocol.message.batches import unpack_batch
 from protocol.message.intake import take_apart
 
-_BUSY = ServerBusy(error_texts.SERVER_BUSY)
 _UNKNOWN = OutcomeUnknown(error_texts.OUTCOME_UNKNOWN)
 
 
@@ -112,10 +111,13 @@ class SenderChannel(LinkChannel):
         size_bytes, self.gathered_bytes = self.gathered_bytes, 0
         self._post(wire.send, messages, len(messages), size_bytes)
 
+    def away(self) -> ServerBusy:
+        return ServerBusy(error_texts.partition_away(self.partition))
+
     def answer_unposted(self) -> None:
         """Answer all that waits: before this turn's output is written, and before the worker is back."""
         self.is_down = False
-        self._answer_all(_BUSY)
+        self._answer_all(self.away())
 
     def _post_run(self) -> None:
         incoming = self._incoming
@@ -133,7 +135,7 @@ class SenderChannel(LinkChannel):
             return
         if self.worker.is_stalled:
             for _ in range(count):
-                self._sender.refuse_address(incoming.pop(), _BUSY)
+                self._sender.refuse_address(incoming.pop(), self.away())
             return
         self._sender.unanswered += count
         self._sends.append((time.perf_counter(), count, count, size_bytes))
@@ -266,7 +268,7 @@ class ClientSender(EntityLink, Intake):
             return
         channel = self._only
         if channel is not None and channel.worker.is_stalled:
-            self.refuse(delivery, settled, _BUSY)
+            self.refuse(delivery, settled, channel.away())
             return
         if state == TRANSACTIONAL:
             if channel is not None:
@@ -334,7 +336,7 @@ class ClientSender(EntityLink, Intake):
 
         try:
             if self._only is not None and self._only.worker.is_stalled:
-                raise ServerBusy(error_texts.SERVER_BUSY)  # a new one, since it refers to what raises it
+                raise self._only.away()
             transaction = self.connection.transactions.find(transaction_id)
             add(transaction, answered)
         except BrokerError as error:
