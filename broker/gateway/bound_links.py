@@ -18,8 +18,9 @@ from protocol.engine.links import Link, Session
 from protocol.errors import ProtocolError
 from protocol.nodes.sas_tokens import ExpiredToken
 
-# The node, and the kind of what a request names, and that: an address or a name, or its session.
-Reply = tuple[tuple[Node, str], str, str | Session | None]
+# The node; the kind of what a request names, and that: an address, a name, or nothing; and the session of the request,
+# None for links of any session.
+Reply = tuple[tuple[Node, str], str, str | None, Session | None]
 
 # A client needs two links to put a token; some clients attach new ones before the old ones are detached.
 MAX_LINKS_WITHOUT_RIGHTS = 20
@@ -28,7 +29,10 @@ MAX_LINKS_WITHOUT_RIGHTS = 20
 def replies_to(response: ResponseLink) -> list[Reply]:
     """What may say that a response goes to this link."""
     node, link = response.node, response.link
-    return [(node, "address", response.address), (node, "name", link.name), (node, "session", link.session)]
+    named = [("address", response.address), ("name", link.name)]
+    return [(node, *each, session) for session in (link.session, None) for each in named] + [
+        (node, "session", None, link.session)
+    ]
 
 
 def _is_of_claims(bound: Bound) -> bool:
@@ -175,12 +179,17 @@ class BoundLinks:
             response.on_flow()
 
     def response_link(self, node: tuple[Node, str], reply_to: str | None, request: Link) -> ResponseLink | None:
-        """The link for the response to a request on this link (amqp.md 2.1)."""
-        kinds: list[tuple[str, str | Session | None]] = [("session", request.session)]
+        """The link for the response to a request on this link (amqp.md 2.1).
+
+        If links of several sessions have the name that the request gives, it is the one on the session of the request.
+        """
+        of_session = (node, "session", None, request.session)
+        replies: list[Reply] = [of_session]
         if reply_to is not None:
-            kinds = [("address", reply_to), ("name", reply_to), *kinds]
-        for kind, name in kinds:
-            if found := self._by_reply_to.get((node, kind, name)):
+            named = [("address", reply_to), ("name", reply_to)]
+            replies = [(node, *each, session) for session in (request.session, None) for each in named] + [of_session]
+        for reply in replies:
+            if found := self._by_reply_to.get(reply):
                 return next(iter(found))
         return None
 

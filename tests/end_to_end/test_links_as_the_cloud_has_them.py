@@ -5,29 +5,44 @@ from typing import Any
 
 import pytest
 
-from protocol.codec import Int, Long, Symbol, Timestamp, UInt, decode
+from protocol.codec import Described, Int, Long, Symbol, Timestamp, UInt, ULong, decode, encode
 from tests.brokers import Broker
 from tests.caller import WORKERS
 from tests.end_to_end.raw_peer import (
     ATTACH,
+    BATCH_FORMAT,
     DETACH,
     DISPOSITION,
     MODIFIED,
     TRANSFER,
     RawPeer,
+    batch,
     body_of,
     error_of,
     message,
     outcome,
     source,
+    target,
 )
 from tests.end_to_end.raw_requests import Node
 
 CONFIG = """
 partitions = 4
+amqp.max_message_size_bytes = 1048576
 
 [[queues]]
 name = "plain"
+
+[[queues]]
+name = "spread"
+enable_partitioning = true
+
+[[queues]]
+name = "peeked"
+
+[[queues]]
+name = "spread-peeked"
+enable_partitioning = true
 
 [[queues]]
 name = "sessions"
@@ -185,6 +200,96 @@ def annotation_in(payload: bytes, name: str) -> Any:
 
 def number_in(payload: bytes) -> int:
     return int(annotation_in(payload, "x-opt-sequence-number"))
+
+
+# -- answers to requests
+
+
+def request(operation: str, reply_to: str, body: Any) -> bytes:
+    sections = ((0x73, ["m", None, None, None, reply_to]), (0x74, {"operation": operation}), (0x77, body))
+    return b"".join(encode(Described(ULong(code), section)) for code, section in sections)
+
+
+@pytest.mark.parametrize("address", ["plain", "topic", "topic/Subscriptions/sub"])
+def test_an_answer_goes_to_the_session_that_asked_if_several_have_its_reply_to(peer, address):
+    """With a link for answers on each session but the last, whose answers go to the oldest of all."""
+    node = f"{address}/$management"
+    channels = [0, peer.begin(1).channel, peer.begin(2).channel, peer.begin(3).channel]
+    for channel in range(3):
+        handle = peer.attach(sender=False, address=node, target_=target("answers"), channel=channel)
+        peer.expect(ATTACH)
+        peer.flow(handle, 10, channel=channel)
+    senders = [peer.attach_sender(node, channel=channel) for channel in range(4)]
+    body = {"from-sequence-number": Long(0), "message-count": Int(1)}
+    for asking, answered in ((2, 2), (0, 0), (1, 1), (3, 0)):
+        asked = request("com.microsoft:peek-message", "answers", body)
+        peer.transfer(asked, senders[asking], channel=asking, settled=True)
+        assert peer.expect(TRANSFER).channel == channels[answered]
+
+
+# -- peek
+
+
+@pytest.mark.parametrize("address", ["peeked", "spread-peeked"])
+def test_a_peek_reply_has_at_most_256_kb_but_for_one_larger_message(peer, address):
+    sizes = [200_000, 61_000, 1, 262_000, 300_000, 10, 260_000, 100, 260_900]
+    sender = peer.attach_sender(address)
+    for number, size in enumerate(sizes):
+        payload = message(bytes(size), annotations={Symbol("x-opt-partition-key"): str(number)})
+        parts = [payload[at : at + 60_000] for at in range(0, len(payload), 60_000)]
+        for at, part in enumerate(parts):
+            peer.transfer(part, sender, first=at == 0, more=at + 1 < len(parts))
+        peer.expect(DISPOSITION)
+    node = Node(peer, f"{address}/$management", credit=1000)
+    found: list[int] = []
+    number, replies = 0, []
+    while True:
+        body = {"from-sequence-number": Long(number), "message-count": Int(100)}
+        node.say("com.microsoft:peek-message", body)
+        frames = [peer.expect(TRANSFER)]
+        while len(frames[-1].fields) > 5 and frames[-1].fields[5]:
+            frames.append(peer.expect(TRANSFER))
+        payload = b"".join(frame.payload for frame in frames)
+        messages = [each["message"] for each in body_of_answer(payload).get("messages", ())]
+        if not messages:
+            break
+        wire_bytes = sum(len(encode(frame.fields)) + len(frame.payload) + 8 for frame in frames)
+        assert wire_bytes <= 256 * 1024 or len(messages) == 1
+        replies.append(len(messages))
+        found += [len(body_of(each)) for each in messages]
+        number = number_in(messages[-1]) + 1
+    assert sorted(found) == sorted(sizes)
+    if address == "peeked":
+        assert found == sizes
+        assert replies == [1, 2, 1, 1, 3, 1]
+
+
+def body_of_answer(payload: bytes) -> dict[str, Any]:
+    at = 0
+    while at < len(payload):
+        section, at = decode(payload, at)
+        if section.descriptor == 0x77:
+            return dict(section.value or {})
+    raise AssertionError("an answer without body")
+
+
+# -- keys
+
+
+@pytest.mark.parametrize("address", ["plain", "spread", "topic", "spread-topic", "spread-sessions"])
+def test_a_session_id_and_a_partition_key_that_differ_are_not_allowed(peer, address):
+    annotations = {Symbol("x-opt-partition-key"): "key", Symbol("x-opt-scheduled-enqueue-time"): Timestamp(5)}
+    sent = message(b"m", annotations=annotations, properties=[None] * 10 + ["session"])
+    sender = peer.attach_sender(address)
+    for is_batch in (False, True):
+        peer.transfer(batch(sent, sent) if is_batch else sent, sender, message_format=BATCH_FORMAT if is_batch else 0)
+        condition, text = error_of(peer.expect(DISPOSITION))
+        assert condition == "amqp:not-allowed"
+        assert "x-opt-partition-key: differs from the session id" in text
+    response = Node(peer, f"{address}/$management").ask(
+        "com.microsoft:schedule-message", {"messages": [{"message-id": "1", "message": sent}]}
+    )
+    assert (response.status, response.condition) == (400, "amqp:not-allowed")
 
 
 def sessions_of(node: Node, **asked: Any) -> tuple[list[str], int]:

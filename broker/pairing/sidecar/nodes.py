@@ -57,7 +57,9 @@ class RequestNode:
             return  # there is nobody to answer to
         answer = self._answer(request)
         named = [each for each in self._receivers if request.reply_to in (each.link.target_address, each.link.name)]
-        for receiver in (named or self._receivers)[-1:]:
+        receivers = named or self._receivers
+        of_session = [each for each in receivers if each.link.session is link.session]
+        for receiver in (of_session or receivers)[-1:]:
             receiver.respond(answer)
 
 
