@@ -26,6 +26,7 @@ from tests.end_to_end.raw_requests import Node
 from tests.patience import eventually
 
 ARGUMENT = "com.microsoft:argument-error"
+NOT_ALLOWED = "amqp:not-allowed"
 DECODE = "amqp:decode-error"
 TOO_LARGE = "amqp:link:message-size-exceeded"
 LIMIT = 1 << 20
