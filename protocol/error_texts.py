@@ -89,6 +89,31 @@ def receiver_on_topic(name: str) -> str:
     return f"A topic has no messages to receive: attach to one of the subscriptions of '{name}'."
 
 
+JMS_MISSING = (
+    "temporary queues and topics (dynamic addresses); subscriptions that clients make on topics (durable, shared or "
+    "neither), and their end by unsubscribe; delivery delays"
+)
+"""What JMS 2.0 has and this broker has not. docs/messaging.md says it, too."""
+
+
+def jms_subscriber(name: str) -> str:
+    """For a receiver that a client of JMS attaches to a topic."""
+    return (
+        f"Subscriptions that JMS clients make on a topic are not offered: make a subscription of '{name}' by the "
+        f"administration API or the configuration, and receive from '{name}/Subscriptions/' and its name."
+    )
+
+
+JMS_UNSUBSCRIBE = (
+    "The link names no entity. If it is to end a subscription: those that JMS clients make are not offered."
+)
+
+DYNAMIC_ADDRESS = (
+    "The link names no entity: it asks for a temporary queue or topic (a dynamic address), which is not offered. "
+    "The source or target needs an address."
+)
+
+
 def receiver_on_forwarding(name: str, to: str) -> str:
     return (
         f"Cannot create a message receiver on an entity with auto-forwarding enabled: '{name}' forwards to '{to}'. "

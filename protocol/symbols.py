@@ -132,6 +132,7 @@ PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
 SESSION_FILTER: Final = Symbol("com.microsoft:session-filter")  # string or null, in some clients described
 
 # Link properties
+IS_CLIENT_PROVIDER: Final = Symbol("com.microsoft:is-client-provider")  # boolean of an open: a client of JMS 2.0
 ENTITY_TYPE: Final = Symbol("com.microsoft:entity-type")  # int: 0 queue, 1 topic, 2 subscription
 PEEK_MODE: Final = Symbol("com.microsoft:peek-mode")  # boolean: the receiver only browses
 TIMEOUT: Final = Symbol("com.microsoft:timeout")  # uint, milliseconds

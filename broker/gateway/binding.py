@@ -52,7 +52,11 @@ def destination_of(host: Host, link: Link) -> Destination | None:
     """
     if link.is_coordinator:
         return None
-    if link.is_dynamic or link.address is None:
+    if link.is_dynamic:
+        raise InvalidArgument(error_texts.DYNAMIC_ADDRESS)
+    if link.address is None:
+        if host.wants_jms and link.is_sender:
+            raise InvalidArgument(error_texts.JMS_UNSUBSCRIBE)
         raise InvalidArgument("The link names no entity: the source or target needs an address.")
     address = parse_address(link.address)
     if address.node is Node.CBS:
@@ -155,6 +159,8 @@ def _bind_receiver(
     if session is not None and not has_sessions:
         raise NotAllowed(error_texts.SESSION_RECEIVER_NOT_SUPPORTED)
     if entity.kind == "topic" and address.part is Part.MAIN:
+        if host.wants_jms:
+            raise NotAllowed(error_texts.jms_subscriber(entity.name))
         if link.browses:
             raise NotAllowed(error_texts.receiver_on_topic(entity.name))
         link.accept(filters=others.in_place)

@@ -47,6 +47,7 @@ from protocol.engine.state_bytes import StateTooLarge
 from protocol.engine.unfinished import Pool, Unfinished
 from protocol.errors import InvalidField, ProtocolError
 from protocol.nodes.sas_tokens import Claim
+from protocol.symbols import IS_CLIENT_PROVIDER
 
 log = get_logger("gateway")
 
@@ -101,6 +102,7 @@ class Home(Shared, Protocol):
     max_connections: int
     waiting: set["ClientConnection"]  # those to regulate when a worker has caught up
     refusals: RepeatedWarning
+    jms_clients: RepeatedWarning
     unfinished: Pool
     budget: Budget
 
@@ -163,6 +165,7 @@ class ClientConnection(Holder, asyncio.Protocol):
         self.sessions: dict[tuple[int, str], SessionHolder] = {}
         self._peer = ""
         self.client_name = ""
+        self.wants_jms = False
         self.carrier_bytes = 0
         self._socket_bytes = CONNECTION_BYTES
         self._read_bytes = 0  # TLS keeps a buffer as large as the largest read
@@ -442,6 +445,9 @@ class ClientConnection(Holder, asyncio.Protocol):
         self.next_tick_ms = 0  # the client may want heartbeats more often than we check its own
         self.engine.open()
         log.info("connection opened", peer=self._peer, container=container_id[:100])
+        self.wants_jms = self.engine.remote_properties().get(IS_CLIENT_PROVIDER) is True
+        if self.wants_jms:
+            self.gateway.jms_clients.happened(f"not offered: {error_texts.JMS_MISSING}", last_peer=self._peer)
         if self.gateway.is_full:
             self.gateway.metrics.connections_refused += 1
             limit = self.gateway.max_connections

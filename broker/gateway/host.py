@@ -73,10 +73,11 @@ class Host(Turn, Protocol):
     `large_answers`: the room for these. `overrun`: links that may have more than their credit, for which the client may
     have to wait. `blocked`: links to post after the next output. `shut`: links to post after the client's next flow.
     `unsent`: the end of the output. `sessions`: the holder of each session, by queue id and session id. `client_name`:
-    the container id of the client's open.
+    the container id of the client's open. `wants_jms`: the client counts on all of JMS 2.0.
     """
 
     client_name: str
+    wants_jms: bool
 
     is_stalled: bool
     waiting_bytes: int

@@ -172,6 +172,10 @@ class Engine:
         """Limit the estimated memory of the peer's open, sessions and links; beyond the limit `push` raises."""
         self._walk.kept.maximum = maximum_bytes
 
+    def remote_properties(self) -> dict[Any, Any]:
+        """Those of the peer's open."""
+        return map_of(lib.pn_connection_remote_properties(self._connection))
+
     @property
     def held_bytes(self) -> int:
         """An estimate of what the connection keeps: state, input, unfinished and unsettled deliveries, and output.
@@ -647,7 +651,7 @@ class Engine:
         elif kind == lib.PN_CONNECTION_REMOTE_OPEN:
             largest = lib.pn_transport_get_remote_max_frame(self._transport)
             self.transfer_bytes = max(1, largest - _TRANSFER_HEAD_BYTES) if largest else 1 << 62
-            if reads_by_position(map_of(lib.pn_connection_remote_properties(self._connection))):
+            if reads_by_position(self.remote_properties()):
                 self.output.pad_everything()
             handler.on_open(
                 text_of(lib.pn_connection_remote_container(self._connection)),

@@ -133,9 +133,19 @@ def batch(*messages: bytes) -> bytes:
 class RawPeer:
     """One connection. Numbers of handles and deliveries are the test's own business; these are only defaults."""
 
-    def __init__(self, port: int, *, receive_buffer_bytes: int | None = None, product: str | None = None) -> None:
-        """`product` is what its open says of itself: that of Python's SDK reads fields by position."""
+    def __init__(
+        self,
+        port: int,
+        *,
+        receive_buffer_bytes: int | None = None,
+        product: str | None = None,
+        properties: dict[Symbol, Any] | None = None,
+    ) -> None:
+        """`product` is what its open says of itself: that of Python's SDK reads fields by position. `properties`: the
+        others of its open.
+        """
         self.product = product
+        self.properties = properties or {}
         self.socket = socket.socket()
         if receive_buffer_bytes is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
@@ -293,8 +303,9 @@ class RawPeer:
     def open(self, *, idle_time_out_ms: int | None = None, header: bool = True) -> Frame:
         idle = None if idle_time_out_ms is None else UInt(idle_time_out_ms)
         fields = ["raw-peer", "localhost", UInt(1 << 20), UShort(65535), idle]
-        if self.product is not None:
-            fields += [None, None, None, None, {Symbol("product"): self.product}]
+        properties = self.properties if self.product is None else {**self.properties, Symbol("product"): self.product}
+        if properties:
+            fields += [None, None, None, None, properties]
         self.send((AMQP_HEADER if header else b"") + performative(0, OPEN, fields))
         return self.expect(OPEN)
 
