@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cproton_ffi import ffi, lib
-from proton import UNDESCRIBED, Array, Condition, Data, Delivery, Link, Message, Timeout, int32, symbol
+from proton import UNDESCRIBED, Array, Condition, Data, Delivery, Endpoint, Link, Message, Timeout, int32, symbol
 from proton.handlers import MessagingHandler
 from proton.reactor import LinkOption
 from proton.utils import BlockingConnection, LinkDetached
@@ -133,6 +133,12 @@ class Receiver(MessagingHandler):
             self.connection.wait(until, timeout=wait_s)
         except Timeout:
             return
+
+    def end(self) -> None:
+        """Give credit, for which the broker detaches the link. Raises LinkDetached."""
+        self.link.flow(1)
+        self.connection.wait(lambda: self.link.state & Endpoint.REMOTE_CLOSED, timeout=TIMEOUT_S, msg="the link's end")
+        raise LinkDetached(self.link)
 
     def one(self, wait_s: float = TIMEOUT_S) -> tuple[Message, Delivery]:
         taken = self.take(1, wait_s)

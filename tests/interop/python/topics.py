@@ -93,6 +93,8 @@ def topic_schedule(scene: Scene) -> None:
         sender.send_messages(ServiceBusMessage("kept too", scheduled_enqueue_time_utc=due))
         sender.cancel_scheduled_messages(numbers[1])
         raises(MessageNotFoundError, lambda: sender.cancel_scheduled_messages(numbers[1]), "a second cancel")
+    with scene.receiver() as topic:
+        equal(sorted(map(body, topic.peek_messages(5))), [b"kept", b"kept too"], "scheduled messages")
     with subscription(scene, "a") as receiver:
         equal(bodies(receiver.receive_messages(1, max_wait_time=1)), [], "messages before their time")
         messages = all_of(receiver, 2)

@@ -170,6 +170,9 @@ final class AzureTopics {
                 sender.cancelScheduledMessage(numbers.get(1));
                 sender.cancelScheduledMessage(numbers.get(1)); // this SDK takes message-not-found for success
             }
+            try (ServiceBusReceiverClient topic = scene.receiver()) {
+                equal(sorted(bodies(topic.peekMessages(5).stream().toList())), List.of("kept", "kept too"), "scheduled messages");
+            }
             try (ServiceBusReceiverClient receiver = subscription(scene, "a")) {
                 none(receiver, "messages before their time");
                 List<ServiceBusReceivedMessage> messages = allOf(receiver, 2);
@@ -207,7 +210,9 @@ final class AzureTopics {
         SCENARIOS.put("topic-not-allowed", () -> {
             Scene scene = new Scene("topic-not-allowed");
             long started = now();
-            fails(() -> one(scene.receiver()), notAllowed("A topic has no messages"), "receiving from a topic");
+            // The attach is taken, and the link is detached when it gives credit; this SDK does not say why.
+            fails(() -> one(scene.receiver()), error -> error.getMessage().contains("The receiver client is terminated"),
+                "receiving from a topic");
             ServiceBusSenderClient sender = sender(scene, scene.queue + "/Subscriptions/a");
             fails(() -> sender.sendMessage(message("x")), notAllowed("A subscription cannot be sent to"), "sending to a subscription");
             truth(now() - started < 15_000, "the error took its time");
