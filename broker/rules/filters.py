@@ -51,7 +51,7 @@ class SqlFilter:
         """The cost of the whole expression, without the part that depends on the message; see MessageView.spend."""
         self.guards = guards_of(predicate, compiler.constant)
         """Equalities of which a message must have one, or the filter need not be tried; None if it must be."""
-        looked_at = {section_of(*condition) for guard in self.guards or () for condition in guard.shape}
+        looked_at = {section_of(each.is_system, each.name) for guard in self.guards or () for each in guard.shape}
         self.other_sections = sections(predicate) - looked_at
         """The sections that the filter reads and its guards do not. If one is invalid, the filter must be tried."""
         self._constant: Any = self._result() if compiler.is_constant else _NOT_CONSTANT
@@ -116,43 +116,44 @@ class CorrelationFilter:
     reply_to_session_id: str | None = None
     content_type: str | None = None
     properties: Mapping[str, Any] = field(default_factory=dict)
-    guard: Guard = field(init=False, compare=False, repr=False)
-    """It holds for a message if and only if the filter matches; with `nulls`, these must be tried as well."""
-    nulls: tuple[Getter, ...] = field(init=False, compare=False, repr=False)
+    guard: Guard = field(init=False, compare=False, repr=False)  # it holds if and only if the filter matches
     _getters: tuple[Getter, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         conditions: dict[Condition, Any] = {}
-        nulls: list[Condition] = []
         for attribute, name in _FIELDS.items():
             text = getattr(self, attribute)
             if text is not None:
                 if not isinstance(text, str):
                     raise InvalidRule(f"{name} of a correlation filter is a string, not {kind_of(canonical(text))}")
-                conditions[True, name.lower()] = str(text)
+                conditions[Condition(True, name.lower())] = str(text)
         for name, value in self.properties.items():
-            condition = (False, name.lower())
-            if condition in conditions or condition in nulls:
+            condition, is_null = Condition(False, name.lower()), Condition(False, name.lower(), True)
+            if condition in conditions or is_null in conditions:
                 raise InvalidRule(f"the correlation filter has the property {name} twice")
             if value is None:
-                nulls.append(condition)
+                conditions[is_null] = equality_key(True)
                 continue
             conditions[condition] = equality_key(canonical(value))
             if conditions[condition] is None:
                 raise InvalidRule(f"the correlation filter has a value for {name} that no value equals: {value!r}")
-        if not conditions and not nulls:
+        if not conditions:
             raise InvalidRule("a correlation filter needs at least one condition")
         object.__setattr__(self, "guard", Guard.of(conditions))
-        object.__setattr__(self, "nulls", getters(tuple(nulls)))
         object.__setattr__(self, "_getters", getters(self.guard.shape))
 
     def matches(self, message: MessageView) -> bool:
-        return key_of(message, self._getters) == self.guard.key and all(get(message) is None for get in self.nulls)
+        return key_of(message, self._getters) == self.guard.key
 
 
 def getters(shape: tuple[Condition, ...]) -> tuple[Getter, ...]:
-    """Functions that read the properties of a shape."""
-    return tuple(system_property(name) if is_system else user_property(name) for is_system, name in shape)
+    """Functions that read the values of a shape's conditions."""
+    return tuple(map(_getter, shape))
+
+
+def _getter(condition: Condition) -> Getter:
+    get = system_property(condition.name) if condition.is_system else user_property(condition.name)
+    return (lambda message: True if get(message) is None else None) if condition.is_null else get
 
 
 def key_of(message: MessageView, read: tuple[Getter, ...]) -> tuple[Any, ...] | None:

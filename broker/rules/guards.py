@@ -16,7 +16,17 @@ from broker.rules.message import section_of
 from broker.rules.tree import Node, Predicate, Value
 from broker.rules.values import equality_key
 
-Condition = tuple[bool, str]  # of the system or the user, and the lower-case name of a property
+
+class Condition(NamedTuple):
+    """On a property of the system or the user, by its name in lower case: its value; or, with `is_null`, that it has
+    none, which is the value True of the condition.
+    """
+
+    is_system: bool
+    name: str
+    is_null: bool = False
+
+
 Equalities = Mapping[Condition, Any]  # the values by `equality_key`; all must hold
 Constant = Callable[[tree.Literal | tree.Parameter], Any]
 
@@ -143,7 +153,7 @@ def _equal(property_: tree.Property, values: list[Any] | None) -> list[Equalitie
     """The property equals one of the values; null and other values that equal nothing do not count."""
     if values is None:
         return None
-    condition = (property_.is_system, property_.name.lower())
+    condition = Condition(property_.is_system, property_.name.lower())
     return [{condition: key} for key in map(equality_key, values) if key is not None]
 
 

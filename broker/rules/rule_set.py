@@ -71,7 +71,7 @@ class _Entry:
         self.subscription = subscription
         self.order = order
         self.rule = rule
-        self.trial = None if isinstance(rule.filter, CorrelationFilter) and not rule.filter.nulls else rule.filter
+        self.trial = None if isinstance(rule.filter, CorrelationFilter) else rule.filter
         self.alone = _match(subscription, [self], {})
 
 

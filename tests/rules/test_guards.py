@@ -2,11 +2,11 @@
 
 import pytest
 
-from broker.rules import MessageView, Rule, RuleSet, compile_filter
-from broker.rules.guards import MAX_GUARDS, Guard
-from protocol.codec import encode
+from broker.rules import CorrelationFilter, MessageView, Rule, RuleSet, compile_filter
+from broker.rules.guards import MAX_GUARDS, Condition, Guard
+from protocol.codec import Described, encode
 
-COLOR, SIZE, LABEL = (False, "color"), (False, "size"), (True, "label")
+COLOR, SIZE, LABEL = Condition(False, "color"), Condition(False, "size"), Condition(True, "label")
 
 
 def guards(expression, **parameters):
@@ -85,6 +85,26 @@ def test_a_filter_has_a_limited_number_of_guards():
     listed = ", ".join(map(str, range(MAX_GUARDS)))
     assert len(guards(f"size IN ({listed})")) == MAX_GUARDS
     assert guards(f"size IN ({listed}, {MAX_GUARDS})") is None
+
+
+def test_correlation_filters_are_found_and_never_tried_also_for_properties_that_are_null():
+    rules = RuleSet()
+    for at in range(100):
+        rules.add(at, Rule("r", CorrelationFilter(properties={"color": f"c{at}", "gone": None})))
+    rules.add("null", Rule("r", CorrelationFilter(properties={"gone": None})))
+    rules.add("set", Rule("r", CorrelationFilter(properties={"gone": True})))
+    for properties, takers in (
+        ({"color": "c7"}, [7, "null"]),
+        ({"color": "c7", "Gone": None}, [7, "null"]),
+        ({"color": "c7", "gone": True}, ["set"]),
+        ({"color": "c7", "gone": False}, []),
+        ({}, ["null"]),
+    ):
+        message = MessageView(application_properties=encode(Described(0x74, properties)))
+        assert [match.subscription for match in rules.match(message)] == takers
+        assert message.tried == 0
+    rules.remove("null", "r")
+    assert not rules.match(MessageView())
 
 
 def test_only_filters_with_a_guard_that_holds_are_tried():
