@@ -191,7 +191,7 @@ def _receive_session_deferred(core: Core, queue: Queue, args: Sequence[Any], now
         until_ms = now_ms + queue.terms.lock_duration_ms
         return _take_numbered(core, queue, numbers, receive_and_delete, False, session_id, lent, until_ms, now_ms)
     session = session_locks.held(queue, receiver, session_id, now_ms)
-    session_locks.take_back_lent(core, queue, numbers, now_ms)
+    session_locks.take_back_lent(core, queue, session, numbers, now_ms)
     return _take_numbered(
         core, queue, numbers, receive_and_delete, any(active), session_id, session, session.until_ms, now_ms
     )
@@ -221,8 +221,10 @@ def _take_numbered(
             early[number] = overlay
         if not receive_and_delete:
             queue.locks.add(token, (ref, size, due_ms, place, until_ms if session is None else NEVER, holder))
-            if holder is not NOBODY:
-                holder.tokens[token] = None
+            if session is not None:
+                session.tokens[token] = None
+            elif queue.sessions is not None:
+                queue.sessions.lend(number, token)
     core.journal.delivered(queue.id, [ref for (ref, *_), _ in found], now_ms)
     if receive_and_delete:
         discard(core, queue, [held for held, _ in found], Op.COMPLETED, RECEIVED_AND_DELETED)

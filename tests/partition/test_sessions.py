@@ -14,6 +14,7 @@ from broker.errors import (
     SessionLockLost,
 )
 from broker.partition.settings import PartitionSettings
+from broker.partition.state.sessions import LENT_FORGOTTEN
 from broker.wire import Outcome, SettleOperation
 from storage.records import Field, Place, entity_key
 from storage.store import Table
@@ -614,6 +615,39 @@ def test_who_holds_the_session_gets_a_lent_message_all_the_same(queue):
         lend(queue, "a", 1)
     assert is_lost(queue, lent)
     assert queue.settle(Outcome.ACCEPTED, one) == [None]
+    assert queue.listed() == []
+
+
+def test_who_holds_another_session_does_not_end_the_lock_of_a_lent_message(queue):
+    with_deferred(queue, "1")
+    _, [lent] = lend(queue, "a", 1)
+    queue.accept("s", "b")
+    with pytest.raises(MessageNotFound):
+        queue.of_session("receive-session-deferred", "b", [1], False, receiver="s")
+    assert queue.settle(Outcome.ACCEPTED, lent) == [None]
+
+
+def test_no_more_is_kept_of_messages_that_were_lent_than_of_those_that_are(queue):
+    numbers = range(1, 400)
+    with_deferred(queue, *map(str, numbers))
+    _, [kept] = lend(queue, "a", 1)
+    for number in numbers[1:]:
+        queue.settle(Outcome.ABANDONED, *lend(queue, "a", number)[1])
+        queue.partition.check()
+    sessions = queue.partition._core.queue(MAIN).sessions
+    assert len(sessions._lent_tokens) <= 2 + LENT_FORGOTTEN + 1
+    assert sessions.lent_token(1) == kept.token
+    assert queue.settle(Outcome.ACCEPTED, kept) == [None]
+
+
+def test_a_message_that_is_settled_in_a_transaction_stays_lent(queue):
+    with_deferred(queue, "1")
+    _, [lent] = lend(queue, "a", 1)
+    queue.partition.transact(b"t", True, [SettleOperation(MAIN, False, [lent.token], Outcome.ACCEPTED)], queue.now_ms)
+    with pytest.raises(MessageNotFound):
+        queue.of_session("receive-session-deferred", "a", [1], False)
+    queue.partition.discharge(b"t", True, queue.now_ms)
+    queue.partition.commit()
     assert queue.listed() == []
 
 

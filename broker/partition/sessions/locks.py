@@ -18,7 +18,7 @@ there is none, it waits. A session whose lock ends with messages left is offered
 starves. The locks of messages end with the lock of their session, and are renewed with it.
 """
 
-from collections.abc import Collection, Hashable
+from collections.abc import Hashable, Iterable
 from itertools import islice
 
 from broker.errors import BrokerError, LockLost, NotAllowed, OperationTimeout, SessionCannotBeLocked, SessionLockLost
@@ -36,9 +36,9 @@ from broker.partition.state.core import Core
 from broker.partition.state.locks import LOST, Held, ref_of
 from broker.partition.state.queue import Queue
 from broker.partition.state.receivers import ALL, Receiver, Session, encoded
-from broker.partition.state.sessions import EndingSession, Sessions
+from broker.partition.state.sessions import EndingSession, Sessions, session_of
 from broker.partition.state.timers import Due
-from broker.partition.state.window import Ref, number_of
+from broker.partition.state.window import Ref
 from protocol import error_texts
 from storage.journal.events import Op
 from storage.records import Place, due_key, message_expires_ms
@@ -307,12 +307,14 @@ def _lent(queue: Queue, token: bytes) -> Held:
     return held
 
 
-def take_back_lent(core: Core, queue: Queue, numbers: Collection[int], now_ms: int) -> None:
-    """Who holds the session wants these messages: put back those that are lent, which is no failed delivery."""
+def take_back_lent(core: Core, queue: Queue, session: Session, numbers: Iterable[int], now_ms: int) -> None:
+    """Who holds the session wants these of its messages: put back those that are lent, which is no failed delivery."""
     assert queue.sessions is not None
-    wanted = queue.locks.deferred.intersection(numbers)
-    for token in list(queue.sessions.lent.tokens) if wanted else ():
-        if number_of(ref_of(_lent(queue, token))) in wanted and token not in queue.locks.staged:
+    for number in numbers:
+        token = queue.sessions.lent_token(number)
+        if token is None or token in queue.locks.staged:
+            continue
+        if session_of(ref_of(_lent(queue, token))) == session.id:
             _put_back_lent(core, queue, token, Op.RELEASED, now_ms)
             queue.tally.released += 1
 

@@ -38,6 +38,7 @@ from storage.records import (
 from storage.store import Store, Table
 
 PAGE = 1000
+LENT_FORGOTTEN = 100  # tokens of messages that are not lent any more may be kept beside as many as twice the others
 # Here, because to look up a member of an enum takes as long as a call.
 _SESSION, _AVAILABLE = Field.SESSION, Place.AVAILABLE
 _QUEUE, _ENTRIES = Table.QUEUE, Table.SESSION_ENTRIES
@@ -78,6 +79,7 @@ class Sessions:
         # Holds the locks of deferred messages that were received without the lock of their session. They end in the
         # order of its tokens, each at its own time, or when who holds the session wants the message.
         self.lent = Holder()
+        self._lent_tokens: dict[int, bytes] = {}  # by sequence number; also of some that are not lent any more
         self.last_page: tuple[object, int, bytes] | None = None  # see `broker.partition.sessions.requests`
         self._deadlines: list[tuple[int, int, Receiver]] = []  # also of some that do not wait any more
         self._waits = 0
@@ -130,6 +132,19 @@ class Sessions:
         for session_id in perhaps_empty:
             if session_id in offered and not self.has_available(session_id):
                 offered.discard(session_id)
+
+    def lend(self, number: int, token: bytes) -> None:
+        """This deferred message gets a lock of its own."""
+        lent, tokens = self.lent.tokens, self._lent_tokens
+        lent[token] = None
+        tokens[number] = token
+        if len(tokens) > 2 * len(lent) + LENT_FORGOTTEN:
+            self._lent_tokens = {number: token for number, token in tokens.items() if token in lent}
+
+    def lent_token(self, number: int) -> bytes | None:
+        """The token of the lock of its own that this message has; None if it has none."""
+        token = self._lent_tokens.get(number)
+        return token if token in self.lent.tokens else None
 
     def has_available(self, session_id: str) -> bool:
         """True if the session has available messages; locked ones count, too."""
@@ -240,6 +255,7 @@ class Sessions:
             assert ending.successor is None or session_id not in self.offered, "a session that is promised is offered"
         for session in self.locked.values():
             session.window.check()
+        assert self.lent.tokens.keys() <= set(self._lent_tokens.values())
 
     # -- waiting receivers
 
