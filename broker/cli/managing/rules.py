@@ -220,7 +220,10 @@ def _filter_text(rule: "RuleDescription") -> str:
                 for field, name in names.items()
                 if getattr(described, field) is not None
             ]
-            texts += [f"{name} = {value.value!r}" for name, value in described.properties.items()]
+            texts += [
+                f"{name} is null" if value.value is None else f"{name} = {value.value!r}"
+                for name, value in described.properties.items()
+            ]
             return " and ".join(texts)
 
 
