@@ -146,7 +146,10 @@ class _Received(_Description):
         "delivery.max_lock_duration_ms.",
     )
     max_delivery_count: int = Field(
-        10, ge=1, le=2**31 - 1, description="Failed deliveries after which a message is dead-lettered."
+        10,
+        ge=1,
+        le=2**31 - 1,
+        description="Deliveries, failed or ended by a deferral, after which a message is dead-lettered.",
     )
     dead_lettering_on_message_expiration: bool = Field(
         False, description="Dead-letter expired messages; else they are dropped."

@@ -298,19 +298,24 @@ class SessionModel(RuleBasedStateMachine):
         self.moving[m.body] = m
 
     def fail(self, queue: int, m: Message, properties: dict[str, Any] | None = None) -> None:
-        m.token = None
         properties = dict(properties or {})
         delay_ms = decode_exactly(properties.pop(DELAY)) if DELAY in properties else 0
+        if self.stays(queue, m, properties) and delay_ms and not self.expired(queue, m):
+            m.place = Place.SCHEDULED
+            m.returns_ms = min(self.now_ms + delay_ms, NEVER if queue == DEAD else m.expires_ms)
+
+    def stays(self, queue: int, m: Message, properties: dict[str, Any] | None) -> bool:
+        """A delivery more has ended. False if it was the last one: then the message is dead-lettered."""
+        m.token = None
         m.count += queue != DEAD
         m.properties = m.properties | (properties or {})
         limit = self.terms.max_delivery_count
-        if queue == MAIN and m.count >= limit:
-            reason = f"Message could not be consumed after {limit} delivery attempts."
-            properties = {"DeadLetterReason": "MaxDeliveryCountExceeded", "DeadLetterErrorDescription": reason}
-            self.dead_letter(MAIN, m, properties)
-        elif delay_ms and not self.expired(queue, m):
-            m.place = Place.SCHEDULED
-            m.returns_ms = min(self.now_ms + delay_ms, NEVER if queue == DEAD else m.expires_ms)
+        if queue != MAIN or m.count < limit:
+            return True
+        reason = f"Message could not be consumed after {limit} delivery attempts."
+        properties = {"DeadLetterReason": "MaxDeliveryCountExceeded", "DeadLetterErrorDescription": reason}
+        self.dead_letter(MAIN, m, properties)
+        return False
 
     def settled(self, queue: int, m: Message, outcome: Outcome, properties: dict[str, Any] | None) -> None:
         match outcome:
@@ -321,8 +326,8 @@ class SessionModel(RuleBasedStateMachine):
             case Outcome.RELEASED:
                 m.token = None
             case Outcome.DEFERRED:
-                m.place, m.token = Place.DEFERRED, None
-                m.properties = m.properties | (properties or {})
+                if self.stays(queue, m, properties):
+                    m.place = Place.DEFERRED
             case Outcome.DEAD_LETTERED:
                 self.dead_letter(queue, m, properties)
 

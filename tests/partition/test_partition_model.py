@@ -253,16 +253,21 @@ class PartitionModel(RuleBasedStateMachine):
         if self.delays and properties and DELAY in properties:
             delay_ms = DELAY_MS[properties[DELAY]]
             properties = {name: value for name, value in properties.items() if name != DELAY}
+        if self.stays(queue, m, properties) and delay_ms and not self.expired(queue, m):
+            m.place, m.delayed = Place.SCHEDULED, True
+            m.scheduled_ms = min(self.now_ms + delay_ms, m.expires_ms if queue == MAIN else NEVER)
+
+    def stays(self, queue: int, m: Message, properties: dict[str, Any] | None) -> bool:
+        """A delivery more has ended. False if it was the last one: then the message is dead-lettered."""
         self.unlock(m)
         m.count += queue == MAIN
         m.properties = m.properties | (properties or {})
         limit = self.terms.max_delivery_count
-        if queue == MAIN and m.count >= limit:
-            text = f"Message could not be consumed after {limit} delivery attempts."
-            self.move(m, {"DeadLetterReason": "MaxDeliveryCountExceeded", "DeadLetterErrorDescription": text})
-        elif delay_ms and not self.expired(queue, m):
-            m.place, m.delayed = Place.SCHEDULED, True
-            m.scheduled_ms = min(self.now_ms + delay_ms, m.expires_ms if queue == MAIN else NEVER)
+        if queue == DEAD or m.count < limit:
+            return True
+        text = f"Message could not be consumed after {limit} delivery attempts."
+        self.move(m, {"DeadLetterReason": "MaxDeliveryCountExceeded", "DeadLetterErrorDescription": text})
+        return False
 
     def expire_on_access(self, m: Message) -> None:
         if self.terms.dead_lettering_on_message_expiration:
@@ -612,9 +617,8 @@ class PartitionModel(RuleBasedStateMachine):
             case Outcome.RELEASED:
                 self.unlock(m)
             case Outcome.DEFERRED:
-                self.unlock(m)
-                m.place = Place.DEFERRED
-                m.properties = m.properties | (properties or {})
+                if self.stays(queue, m, properties):
+                    m.place = Place.DEFERRED
             case Outcome.DEAD_LETTERED:
                 self.move(m, properties)
 

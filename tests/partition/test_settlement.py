@@ -405,7 +405,44 @@ def test_a_deferred_message_takes_every_outcome(queue, outcome, held, dead):
     assert queue.held() == held
     assert queue.held(DEAD)[0] == dead
     if held[1]:
-        assert receive_deferred(queue, 1).delivery_count == (outcome == Outcome.ABANDONED)
+        assert receive_deferred(queue, 1).delivery_count == 1 + (outcome in (Outcome.ABANDONED, Outcome.DEFERRED))
+
+
+def test_each_deferral_and_each_abandonment_of_a_deferred_message_counts_as_a_delivery(queue):
+    queue.send("a")
+    counts = []
+    queue.settle(Outcome.DEFERRED, queue.receive_one())
+    for outcome in (Outcome.DEFERRED, Outcome.ABANDONED, Outcome.RELEASED):
+        again = receive_deferred(queue, 1)
+        counts.append(again.delivery_count)
+        queue.partition.settle(MAIN, [again.token], outcome, None, queue.now_ms)
+    queue.restart()
+    queue.open("other")
+    assert [*counts, receive_deferred(queue, 1).delivery_count] == [1, 2, 3, 3]
+
+
+@pytest.mark.parametrize("earlier", [Outcome.ABANDONED, Outcome.DEFERRED])
+def test_the_deferral_that_reaches_the_maximum_dead_letters(earlier):
+    queue = Driver(max_delivery_count=2)
+    queue.send("a")
+    queue.settle(earlier, queue.receive_one())
+    last = receive_deferred(queue, 1) if earlier == Outcome.DEFERRED else queue.receive_one()
+    assert queue.settle(Outcome.DEFERRED, last, properties={"p": "1"}) == [None]
+    assert (queue.held(), queue.held(DEAD)) == ([0, 0, 0, 0], [1, 0, 0, 0])
+    [dead] = queue.peek(queue=DEAD)
+    assert dead.properties == {
+        "p": "1",
+        "DeadLetterReason": "MaxDeliveryCountExceeded",
+        "DeadLetterErrorDescription": "Message could not be consumed after 2 delivery attempts.",
+    }
+    assert dead.delivery_count == 2
+
+
+def test_a_first_deferral_dead_letters_where_one_delivery_is_the_maximum():
+    queue = Driver(max_delivery_count=1)
+    queue.send("a", "b")
+    queue.settle(Outcome.DEFERRED, *queue.receive(2))
+    assert (queue.held(), queue.held(DEAD)) == ([0, 0, 0, 0], [2, 0, 0, 0])
 
 
 def test_a_deferred_message_stays_deferred_when_its_lock_ends(queue):
@@ -414,11 +451,11 @@ def test_a_deferred_message_stays_deferred_when_its_lock_ends(queue):
     receive_deferred(queue, 1)
     queue.wait(LOCK_MS)
     assert queue.held() == [0, 1, 0, 0]
-    assert receive_deferred(queue, 1).delivery_count == 1
+    assert receive_deferred(queue, 1).delivery_count == 2
 
 
 def test_a_deferred_message_that_fails_too_often_is_dead_lettered():
-    queue = Driver(max_delivery_count=2)
+    queue = Driver(max_delivery_count=3)
     queue.send("a")
     queue.settle(Outcome.DEFERRED, queue.receive_one())
     for _ in range(2):
@@ -432,6 +469,7 @@ def test_a_dead_lettered_message_can_be_deferred(queue):
     queue.settle(Outcome.DEFERRED, queue.receive_one("d", DEAD), queue=DEAD)
     assert queue.held(DEAD) == [0, 1, 0, 0]
     again = receive_deferred(queue, 1, DEAD)
+    assert again.delivery_count == 0  # nothing is counted there
     assert queue.partition.settle(DEAD, [again.token], Outcome.ACCEPTED, None, queue.now_ms) == [None]
 
 

@@ -383,15 +383,16 @@ class TopicModel(RuleBasedStateMachine):
             match outcome:
                 case Outcome.ACCEPTED:
                     del copies[at]
-                case Outcome.ABANDONED:
-                    returns_ms = min(self.now_ms + delay_ms, copy.expires_ms) if delay_ms else 0
-                    copies[at] = replace(copy, count=copy.count + (not dead), returns_ms=returns_ms)
-                    if copy.count + 1 == 10 and not dead:
-                        reason = "MaxDeliveryCountExceeded"
-                        copy = replace(copies.pop(at), returns_ms=0)
-                        self.dead_letter(subscription, copy, {"DeadLetterReason": reason})
-                case Outcome.DEFERRED:
-                    copies[at] = replace(copy, deferred=True)
+                case Outcome.ABANDONED | Outcome.DEFERRED:
+                    counted = replace(copy, count=copy.count + (not dead))
+                    if counted.count == 10 and not dead:
+                        del copies[at]
+                        self.dead_letter(subscription, counted, {"DeadLetterReason": "MaxDeliveryCountExceeded"})
+                    elif outcome == Outcome.DEFERRED:
+                        copies[at] = replace(counted, deferred=True)
+                    else:
+                        returns_ms = min(self.now_ms + delay_ms, copy.expires_ms) if delay_ms else 0
+                        copies[at] = replace(counted, returns_ms=returns_ms)
                 case Outcome.DEAD_LETTERED:
                     self.dead_letter(subscription, copies.pop(at), {})
 

@@ -119,6 +119,24 @@ def put_back_failed(
     """Count a delivery that failed by `op`. The message goes back, or to the dead-letter queue after the last one.
 
     With a delay it is back so much later, unless it expires now.
+    """
+    counted = _counted(core, queue, held, properties, op)
+    if counted is None:
+        return
+    (number, message_id, delivery_count, overlay), _, due_ms, place, _, _ = counted
+    if delay_ms and due_ms > now_ms:
+        put_off(core, queue, counted, core.wall_ms(min(now_ms + delay_ms, due_ms)), now_ms)
+        return
+    entry = encode_entry(message_id, delivery_count, overlay)
+    core.store.put(_QUEUE, queue_key(queue.id, place, number), entry)
+    core.worked(len(entry))
+    put_back(core, queue, counted, now_ms)
+
+
+def _counted(core: Core, queue: Queue, held: Held, properties: Properties | None, op: Op) -> Held | None:
+    """The message with one delivery more, ended by `op`, and the properties; the caller stores it.
+
+    None if it was the last delivery that the queue allows: then the message is in the dead-letter queue.
     Dead-letter queues have no such limit and count nothing: the delivery count stays as it was when the message came.
     """
     (number, message_id, delivery_count, overlay), size, due_ms, place, _, _ = held
@@ -128,23 +146,12 @@ def put_back_failed(
     held = ((number, message_id, delivery_count, overlay), size, due_ms, place, 0, NOBODY)
     core.journal.done(op, queue.id, [held])
     limit = queue.terms.max_delivery_count
-    if delivery_count >= limit and not queue.is_dead_letter:
-        text = f"Message could not be consumed after {limit} delivery attempts."
-        dead_letter(
-            core,
-            queue,
-            held,
-            {REASON: MAX_DELIVERY_COUNT_EXCEEDED, DESCRIPTION: text},
-            MAX_DELIVERY_COUNT_EXCEEDED,
-        )
-        return
-    if delay_ms and due_ms > now_ms:
-        put_off(core, queue, held, core.wall_ms(min(now_ms + delay_ms, due_ms)), now_ms)
-        return
-    entry = encode_entry(message_id, delivery_count, overlay)
-    core.store.put(_QUEUE, queue_key(queue.id, place, number), entry)
-    core.worked(len(entry))
-    put_back(core, queue, held, now_ms)
+    if delivery_count < limit or queue.is_dead_letter:
+        return held
+    text = f"Message could not be consumed after {limit} delivery attempts."
+    said = {REASON: MAX_DELIVERY_COUNT_EXCEEDED, DESCRIPTION: text}
+    dead_letter(core, queue, held, said, MAX_DELIVERY_COUNT_EXCEEDED)
+    return None
 
 
 def put_off(core: Core, queue: Queue, held: Held, returns_ms: int, now_ms: int) -> None:
@@ -162,12 +169,17 @@ def put_off(core: Core, queue: Queue, held: Held, returns_ms: int, now_ms: int) 
 
 
 def defer(core: Core, queue: Queue, held: Held, properties: Properties | None) -> None:
-    """Defer the message under its number. A deferred message has no timer: it expires when somebody asks for it."""
-    (number, message_id, delivery_count, overlay), _, _, place, _, _ = held
-    entry = encode_entry(message_id, delivery_count, with_properties(overlay, properties))
-    core.journal.done(Op.DEFERRED, queue.id, [held])
+    """Count a delivery, and defer the message under its number, or dead-letter it after the last delivery.
+
+    A deferred message has no timer: it expires when somebody asks for it.
+    """
+    counted = _counted(core, queue, held, properties, Op.DEFERRED)
+    if counted is None:
+        return
+    (number, message_id, delivery_count, overlay), _, _, place, _, _ = counted
+    entry = encode_entry(message_id, delivery_count, overlay)
     if place != _DEFERRED:
-        _change_place(core, queue, held, _DEFERRED, entry)
+        _change_place(core, queue, counted, _DEFERRED, entry)
         return
     core.worked(len(entry))
     core.store.put(_QUEUE, queue_key(queue.id, _DEFERRED, number), entry)

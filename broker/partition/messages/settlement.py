@@ -1,15 +1,16 @@
 """Ends the locks of messages: by the receiver's outcome, when the lock's time ends, or when the receiver is lost.
 
-| outcome       | the message                             | failed deliveries |
+| outcome       | the message                             | deliveries        |
 |---------------|-----------------------------------------|-------------------|
 | accepted      | is gone                                 |                   |
 | abandoned     | is back where it was, or dead-lettered  | + 1               |
 |               | (with a delay: is back later)           |                   |
 | released      | is back where it was                    |                   |
-| deferred      | is set aside                            |                   |
+| deferred      | is set aside, or dead-lettered          | + 1               |
 | dead-lettered | is in the dead-letter queue             |                   |
 
-The end of a lock and a broken connection count as abandoned. Dead-letter queues count no failed deliveries.
+The end of a lock and a broken connection count as abandoned. The delivery that reaches the maximum dead-letters the
+message (DL5), also one that ends with a deferral, as in Service Bus. Dead-letter queues count no deliveries.
 """
 
 from collections.abc import Callable, Sequence
