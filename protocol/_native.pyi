@@ -240,9 +240,17 @@ def take_apart(message: bytes, message_id: bytes | None) -> tuple[bytes, bytes] 
     """Layout and stored bytes, as `protocol.message.intake.take_apart`; None if the message is not usual."""
 
 def render(
-    record: bytes, sequence_number: int, delivery_count: int, lock_token: bytes | None, locked_until_ms: int
+    record: bytes,
+    sequence_number: int,
+    delivery_count: int,
+    lock_token: bytes | None,
+    locked_until_ms: int,
+    keys: int = 0,
 ) -> bytes | None:
-    """The message as a receiver gets it, as `protocol.message.rendering.render`; None if the record is not usual."""
+    """The message as a receiver gets it, as `protocol.message.rendering.render`; None if the record is not usual.
+
+    `keys` are those of `broker.namespace.fragments.Keys`: if not 0, the message says its partition and its key.
+    """
 
 def window(session: int) -> int:
     """How many transfers the peer of proton's session at this address takes, besides those that are written."""
@@ -334,7 +342,8 @@ class Outgoing:
     of tokens say.
     """
 
-    def __init__(self, link: int, owner: Receiver, settled: bool, by_partition: bool = False) -> None: ...
+    def __init__(self, link: int, owner: Receiver, settled: bool, by_partition: bool = False, keys: int = 0) -> None:
+        """`keys`: see `render`."""
     @property
     def count(self) -> int:
         """The number of accepted deliveries that have gathered."""

@@ -113,6 +113,8 @@ PARTITION_ID: Final = Symbol("x-opt-partition-id")  # short
 LOCK_TOKEN: Final = Symbol("x-opt-lock-token")  # uuid
 # Never on the wire: the key under which a stored message has its sender's delivery annotations.
 STORED_DELIVERY_ANNOTATIONS: Final = Symbol("x-opt-peeklock-delivery-annotations")
+# Never on the wire: the key among those under which a stored message has the first-acquirer of its sender's header.
+STORED_FIRST_ACQUIRER: Final = Symbol("x-opt-peeklock-first-acquirer")  # boolean
 
 # Application properties of a dead-lettered message
 DEAD_LETTER_REASON: Final = "DeadLetterReason"

@@ -6,7 +6,7 @@ from typing import Any, Self
 from broker.catalog.catalog import Definition
 from broker.errors import EntityDisabled, EntityNotFound, NotAllowed
 from broker.namespace.entities import Description, Status, SubscriptionDescription, TopicDescription
-from broker.namespace.fragments import fragment_of, partition_of_number, partition_of_token
+from broker.namespace.fragments import Keys, fragment_of, partition_of_number, partition_of_token
 from broker.settings.config import MAX_MESSAGE_BYTES
 from protocol import error_texts
 from protocol.addresses import Address, Part
@@ -217,6 +217,17 @@ class Namespace:
             kind = "Subscription" if address.subscription else "Queue"
             raise EntityNotFound(error_texts.entity_not_found(self.name, address.path, kind))
         return entity
+
+    def keys_of(self, entity: Entity) -> Keys:
+        """What chooses the fragment of a message that the entity has; it is the topic that has chosen for its
+        subscriptions.
+        """
+        if not entity.is_partitioned:
+            return Keys.NONE
+        sent_to: Entity | None = entity
+        if isinstance(entity.description, SubscriptionDescription):
+            sent_to = self.at(entity.description.topic)
+        return Keys.WITH_MESSAGE_ID if sent_to is not None and sent_to.detects_duplicates else Keys.SET
 
     def names(self) -> Mapping[int, str]:
         return {entity.entity_id: entity.name for entity in self._entities.values()}

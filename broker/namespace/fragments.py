@@ -1,6 +1,7 @@
 """Which fragment of a partitioned entity has a message, or gets it (PE4, PE5 of Service Bus: its partition key)."""
 
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import Any
 
 from xxhash import xxh3_64_intdigest
@@ -12,6 +13,14 @@ from protocol.message.fields import id_text
 from storage.records import PARTITION_SHIFT
 
 _SESSION_ID, _PARTITION_KEY, _MESSAGE_ID = int(Extra.SESSION_ID), int(Extra.PARTITION_KEY), int(Extra.MESSAGE_ID)
+
+
+class Keys(IntEnum):
+    """What chooses a message's fragment, of an entity. The extension has the same numbers."""
+
+    NONE = 0  # the entity is not partitioned
+    SET = 1  # the session id, else the partition key
+    WITH_MESSAGE_ID = 2  # else the message id, because the entity detects duplicates
 
 
 def key_of(extra: dict[int, Any] | None) -> bytes | None:

@@ -173,8 +173,11 @@ def _restored(message: Message, backlog: str, now_ms: int) -> Restored:
         message.annotations[SCHEDULED_ENQUEUE_TIME] = scheduled_time(properties.pop(SCHEDULED))
     if message.message_id is None:
         message.message_id = f"{backlog}:{number}"[-MAX_MESSAGE_ID_CHARACTERS:]
-    message.delivery_count = message.first_acquirer = None
+    message.delivery_count = None
     partition_key = message.annotations.get(PARTITION_KEY)
+    if session_id is not None and partition_key != session_id and partition_key == str(message.message_id):
+        # A partitioned backlog queue that detects duplicates has shown its own key; the primary would refuse both.
+        del message.annotations[PARTITION_KEY]
     key = session_id if session_id is not None else partition_key if isinstance(partition_key, str) else None
     return Restored(path, message.encode(), key, int(number), enqueued_ms if isinstance(enqueued_ms, int) else 0)
 

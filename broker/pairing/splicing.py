@@ -114,6 +114,8 @@ def _spliced(message: bytes, backlog: str) -> Restored:
         raise _Unusual
     path = _text(message, found[_PATH])
     session_id = _text(message, found[_SESSION_ID]) if _SESSION_ID in found else None
+    if session_id is not None and partition_key not in (None, session_id):
+        raise _Unusual
     if not 0 < len(path) <= MAX_PATH_CHARACTERS or len(session_id or "") > MAX_SESSION_ID_CHARACTERS:
         raise _Unusual
     ttl_ms = aliases.duration_ms(decode(message, found[_TIME_TO_LIVE])[0]) if _TIME_TO_LIVE in found else None
@@ -184,7 +186,7 @@ def _header(header: bytes, ttl_ms: int | None) -> bytes:
     parsed = Message.decode(bytes((_DESCRIBED, _SMALL_ULONG, _HEADER_CODE)) + header) if header else Message()
     parsed.durable = parsed.durable if header else False
     parsed.ttl_ms = ttl_ms
-    parsed.delivery_count = parsed.first_acquirer = None
+    parsed.delivery_count = None
     return parsed.header()
 
 

@@ -30,6 +30,7 @@ from protocol.symbols import (
     SCHEDULED_ENQUEUE_TIME,
     SEQUENCE_NUMBER,
     STORED_DELIVERY_ANNOTATIONS,
+    STORED_FIRST_ACQUIRER,
     VIA_PARTITION_KEY,
 )
 
@@ -60,17 +61,17 @@ def id_text(encoded: bytes) -> bytes:
 
 
 @lru_cache(maxsize=256)  # the headers of a sender mostly have the same bytes
-def header(value: bytes) -> tuple[int, int, int | None]:
-    """Flags, priority and ttl in milliseconds of a header's encoded list."""
+def header(value: bytes) -> tuple[int, int, int | None, bool | None]:
+    """Flags, priority, ttl in milliseconds and first-acquirer of a header's encoded list."""
     fields = decode_exactly(value)
     for field, kind in zip(fields, (bool, UByte, UInt, bool, UInt), strict=False):
         if field is not None and type(field) is not kind:
             raise InvalidField("header", f"a field should be {kind.__name__.lower()}, not {type(field).__name__}")
     if len(fields) > 5:
         raise DecodeError("header of more than five fields", 0)
-    durable, priority, ttl_ms = (*fields, None, None, None)[:3]
+    durable, priority, ttl_ms, first_acquirer = (*fields, None, None, None, None)[:4]
     flags = (DURABLE if durable else 0) | (HAS_PRIORITY if priority is not None else 0)
-    return flags, int(priority or 0), None if ttl_ms is None else int(ttl_ms)
+    return flags, int(priority or 0), None if ttl_ms is None else int(ttl_ms), first_acquirer
 
 
 # Allowed constructors of the fields of the properties section (3.2.4), besides null. Content type and encoding are
@@ -262,7 +263,10 @@ _ANNOTATIONS: Final[dict[bytes, Any]] = {
     VIA_PARTITION_KEY.encode(): _via_partition_key,
     SCHEDULED_ENQUEUE_TIME.encode(): _scheduled_enqueue_time,
 }
-_DELIVERY_ANNOTATIONS: Final[dict[bytes, Any]] = {LOCK_TOKEN.encode(): _BROKERS}
+_DELIVERY_ANNOTATIONS: Final[dict[bytes, Any]] = {
+    LOCK_TOKEN.encode(): _BROKERS,
+    STORED_FIRST_ACQUIRER.encode(): _BROKERS,
+}
 
 
 def annotations(

@@ -1,7 +1,7 @@
 """Checks a sender's message and converts it to the form in which it is stored (see `layout`).
 
-- Durable and priority of the header go into the layout, and the time to live is returned. The rest of the header
-  concerns only the hop from the sender, and is dropped.
+- Durable and priority of the header go into the layout, and the time to live is returned. Its first-acquirer is stored
+  with the delivery annotations. Its delivery count concerns only the hop from the sender, and is dropped.
 - Annotations that only a broker may set are left out.
 - The bare message stays bit for bit as it was sent, with two exceptions. A message whose sections are in an unusual
   order, or have descriptors that some clients cannot read (anything but 00 53 xx), is put into the usual form. And a
@@ -20,7 +20,7 @@ from protocol.errors import DecodeError, HeaderTooLarge, InvalidField, ProtocolE
 from protocol.message import fields
 from protocol.message.layout import HAS_DELIVERY_ANNOTATIONS, LAYOUT, unpack_layout
 from protocol.message.sections import BODY, Section, content_of, scan, usual_form
-from protocol.symbols import STORED_DELIVERY_ANNOTATIONS, Descriptor
+from protocol.symbols import STORED_DELIVERY_ANNOTATIONS, STORED_FIRST_ACQUIRER, Descriptor
 
 MAX_HEADER_BYTES: Final = 64 * 1024  # all sections but the body
 
@@ -86,8 +86,8 @@ def _take_apart_usual(message: bytes, want_message_id: bool, new_id: NewId | Non
     at = 0
     begin, size, count = _begin(message)
     if begin == 0x005370C0:
-        flags, priority, ttl_ms = fields.header(message[3 : 5 + size])
-        if ttl_ms == fields.UINT_MAX:
+        flags, priority, ttl_ms, first_acquirer = fields.header(message[3 : 5 + size])
+        if ttl_ms == fields.UINT_MAX or first_acquirer is not None:
             return None
         at = 5 + size
         begin, size, count = _begin(message, at)
@@ -198,11 +198,11 @@ def _take_apart_any(message: bytes, want_message_id: bool, new_id: NewId | None 
         raise HeaderTooLarge("size of header, annotations and properties", MAX_HEADER_BYTES, "bytes")
 
     extra: fields.Extra = {}
-    flags, priority, ttl_ms = 0, 0, None
+    flags, priority, ttl_ms, first_acquirer = 0, 0, None, None
     header = found.get(Descriptor.HEADER)
     if header:
         try:
-            flags, priority, ttl_ms = fields.header(message[header.value : header.end])
+            flags, priority, ttl_ms, first_acquirer = fields.header(message[header.value : header.end])
         except DecodeError as error:
             raise DecodeError(error.reason, header.value + error.offset) from None
     annotations = found.get(Descriptor.MESSAGE_ANNOTATIONS)
@@ -211,13 +211,11 @@ def _take_apart_any(message: bytes, want_message_id: bool, new_id: NewId | None 
         at, end, count = content_of(message, annotations)
         kept, annotation_values = fields.annotations(message, at, end, count, extra)
         pairs = message[at:end] if kept is None else kept
-    delivery_annotations = found.get(Descriptor.DELIVERY_ANNOTATIONS)
-    if delivery_annotations:
-        pair = _delivery_annotations_pair(message, *content_of(message, delivery_annotations))
-        if pair:
-            flags |= HAS_DELIVERY_ANNOTATIONS
-            pairs = pair + pairs
-            annotation_values += 2
+    pair = _delivery_annotations_pair(message, found.get(Descriptor.DELIVERY_ANNOTATIONS), first_acquirer)
+    if pair:
+        flags |= HAS_DELIVERY_ANNOTATIONS
+        pairs = pair + pairs
+        annotation_values += 2
     properties = found.get(Descriptor.PROPERTIES)
     properties_section, has_id = b"", False
     if properties:
@@ -254,12 +252,18 @@ def _take_apart_any(message: bytes, want_message_id: bool, new_id: NewId | None 
 _STORED_DELIVERY_ANNOTATIONS: Final = encode(STORED_DELIVERY_ANNOTATIONS) + b"\xd1"
 
 
-def _delivery_annotations_pair(message: bytes, at: int, end: int, count: int) -> bytes:
-    """The annotation pair that stores the sender's delivery annotations; no bytes if there are none."""
-    kept, values = fields.delivery_annotations(message, at, end, count)
+def _delivery_annotations_pair(message: bytes, section: Section | None, first_acquirer: bool | None) -> bytes:
+    """The pair that stores first-acquirer and the sender's delivery annotations; no bytes if there are neither."""
+    pairs, values = b"", 0
+    if section is not None:
+        at, end, count = content_of(message, section)
+        kept, values = fields.delivery_annotations(message, at, end, count)
+        pairs = message[at:end] if kept is None else kept
+    if first_acquirer is not None:
+        pairs = encode(STORED_FIRST_ACQUIRER) + encode(first_acquirer) + pairs
+        values += 2
     if not values:
         return b""
-    pairs = message[at:end] if kept is None else kept
     return _STORED_DELIVERY_ANNOTATIONS + struct.pack(">II", 4 + len(pairs), values) + pairs
 
 

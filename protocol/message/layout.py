@@ -2,6 +2,9 @@
 
 - The pairs of the message annotations map are stored as they were encoded. Delivery annotations, which Service Bus
   shows to receivers as well, are the first of these pairs, under a key that no client can use. Few messages have them.
+- The header's first-acquirer, if it is not null, is the first of the delivery annotations, again under a key that no
+  client can use. It is no flag, because gateways of earlier versions could not deliver a message with an unknown flag;
+  so they deliver it, and this annotation too.
 - The bare message is properties, application properties, body and footer, each with a descriptor of the form 00 53 xx.
 - The layout also has the flag durable and the priority of the header.
 """

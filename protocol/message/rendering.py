@@ -12,8 +12,9 @@ import struct
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from protocol.codec import Int, encode, skip
+from protocol.codec import Int, Short, encode, skip
 from protocol.message.layout import DURABLE, HAS_DELIVERY_ANNOTATIONS, HAS_PRIORITY, LAYOUT, Layout, unpack_layout
+from protocol.message.stored import values_of
 from protocol.symbols import (
     DEADLETTER_SOURCE,
     ENQUEUE_SEQUENCE_NUMBER,
@@ -21,7 +22,10 @@ from protocol.symbols import (
     LOCK_TOKEN,
     LOCKED_UNTIL,
     MESSAGE_STATE,
+    PARTITION_ID,
+    PARTITION_KEY,
     SEQUENCE_NUMBER,
+    STORED_FIRST_ACQUIRER,
 )
 
 MAX_TTL_MS: Final = (1 << 32) - 1  # the maximum of a header; the true time to live is in the properties' times
@@ -33,7 +37,8 @@ class Additions(NamedTuple):
 
     `properties` are application properties that were set later, by name: a str, bytes of one encoded AMQP value, or
     None for a removed one. `system` are fields of the properties section that were set later, by index, in the same
-    form. `message_state` is 0 active, 1 deferred, 2 scheduled.
+    form. `message_state` is 0 active, 1 deferred, 2 scheduled. `partition_id` is of a partitioned entity, from 0 to
+    32767, and `partition_key` a key that the sender did not set.
     """
 
     enqueue_sequence_number: int | None = None
@@ -41,6 +46,8 @@ class Additions(NamedTuple):
     properties: Mapping[str, str | bytes | None] | None = None
     message_state: int | None = None
     system: Mapping[int, bytes | None] | None = None
+    partition_id: int | None = None
+    partition_key: str | None = None
 
 
 def render(
@@ -194,6 +201,9 @@ _LOCKED_UNTIL: Final = encode(LOCKED_UNTIL) + b"\x83"
 _ENQUEUE_SEQUENCE_NUMBER: Final = encode(ENQUEUE_SEQUENCE_NUMBER) + b"\x81"
 _MESSAGE_STATE: Final = encode(MESSAGE_STATE)
 _DEADLETTER_SOURCE: Final = encode(DEADLETTER_SOURCE)
+_PARTITION_ID: Final = encode(PARTITION_ID)
+_PARTITION_KEY: Final = encode(PARTITION_KEY)
+_FIRST_ACQUIRER: Final = encode(STORED_FIRST_ACQUIRER)
 _NO_PROPERTIES: Final = b"\x00\x53\x73\x45"
 
 _plain = struct.Struct(f">I4sII{len(_SEQUENCE_NUMBER)}sq{len(_ENQUEUED_TIME)}sq")
@@ -224,9 +234,12 @@ def _render_with(
     flags, priority = parts.flags & ~HAS_DELIVERY_ANNOTATIONS, parts.priority
     properties_at = start + parts.annotation_bytes
     delivery_annotations = b"" if lock_token is None else _LOCK_TOKEN + lock_token
+    header = _HEADER[flags, priority] if ttl_ms is None else _header_with_ttl(flags, priority, ttl_ms)
     if parts.flags & HAS_DELIVERY_ANNOTATIONS:
         pairs_at = skip(record, skip(record, start))
-        delivery_annotations = _delivery_annotations(record[start:pairs_at], lock_token)
+        delivery_annotations, first_acquirer = _delivery_annotations(record[start:pairs_at], lock_token)
+        if first_acquirer:
+            header = header[: -len(_HEADER_END)] + first_acquirer + _HEADER_END[1:]
         parts = parts._replace(annotation_values=parts.annotation_values - 2, annotation_bytes=properties_at - pairs_at)
         start = pairs_at
     application_properties_at = properties_at + parts.properties_bytes
@@ -234,7 +247,7 @@ def _render_with(
     if additions.system:
         properties = _with_fields(properties, additions.system)
     prefix = [
-        _HEADER[flags, priority] if ttl_ms is None else _header_with_ttl(flags, priority, ttl_ms),
+        header,
         delivery_count.to_bytes(4, "big"),
         delivery_annotations,
         _annotations(parts, sequence_number, enqueued_ms, locked_until_ms, additions),
@@ -251,13 +264,19 @@ def _render_with(
 _NO_ADDITIONS: Final = Additions()
 
 
-def _delivery_annotations(stored: bytes, lock_token: bytes | None) -> bytes:
-    """The section of delivery annotations: ours, and the sender's from the pair that stores them."""
+def _delivery_annotations(stored: bytes, lock_token: bytes | None) -> tuple[bytes, bytes]:
+    """The section of delivery annotations: ours, and the sender's from the pair that stores them. No bytes if there are
+    none. And the encoded first-acquirer, if it is stored with them.
+    """
     pairs_at = skip(stored, 0) + 9
-    values, pairs = int.from_bytes(stored[pairs_at - 4 : pairs_at], "big"), stored[pairs_at:]
+    values, pairs, first_acquirer = int.from_bytes(stored[pairs_at - 4 : pairs_at], "big"), stored[pairs_at:], b""
+    if pairs.startswith(_FIRST_ACQUIRER):
+        end = len(_FIRST_ACQUIRER) + 1
+        values, pairs, first_acquirer = values - 2, pairs[end:], pairs[end - 1 : end]
     if lock_token is not None:
         values, pairs = values + 2, _LOCK_TOKEN[_PAIRS_AT:] + lock_token + pairs
-    return b"\x00\x53\x71\xd1" + _two(4 + len(pairs), values) + pairs
+    section = b"\x00\x53\x71\xd1" + _two(4 + len(pairs), values) + pairs
+    return section if values else b"", first_acquirer
 
 
 _PAIRS_AT: Final = 6  # in a section that is a map of 8-bit size
@@ -281,6 +300,12 @@ def _annotations(
     if additions.dead_letter_source is not None:
         ours += _DEADLETTER_SOURCE + encode(additions.dead_letter_source)
         values += 2
+    if additions.partition_id is not None:
+        ours += _PARTITION_ID + encode(Short(additions.partition_id))
+        values += 2
+    if additions.partition_key is not None:
+        ours += _PARTITION_KEY + encode(additions.partition_key)
+        values += 2
     return _ANNOTATIONS + _two(4 + len(ours) + parts.annotation_bytes, values + parts.annotation_values) + ours
 
 
@@ -293,20 +318,10 @@ _EXPIRY_FIELD: Final = 8  # absolute-expiry-time; creation-time is the next
 _CREATION_FIELD: Final = 9
 
 
-def _values(section: bytes) -> tuple[int, int]:
-    """The count of a section's list or map, and the offset of its first value."""
-    constructor = section[3]
-    if constructor == 0x45:
-        return 0, 4
-    if constructor < 0xD0:
-        return section[5], 6
-    return int.from_bytes(section[8:12], "big"), 12
-
-
 def _with_times(properties: bytes, enqueued_ms: int, ttl_ms: int) -> bytes:
     """The properties section (empty: none) with creation-time and absolute-expiry-time for the ttl."""
     times = _times(0x83, min(enqueued_ms + ttl_ms, MAX_EXPIRY_MS), 0x83, enqueued_ms)
-    count, at = _values(properties) if properties else (0, 0)
+    count, at = values_of(properties) if properties else (0, 0)
     if count <= _EXPIRY_FIELD:
         fields = properties[at:] + b"\x40" * (_EXPIRY_FIELD - count) + times
         count = _CREATION_FIELD + 1
@@ -324,7 +339,7 @@ def _with_times(properties: bytes, enqueued_ms: int, ttl_ms: int) -> bytes:
 
 def _with_fields(properties: bytes, changes: Mapping[int, bytes | None]) -> bytes:
     """The properties section (empty: none) with these fields replaced, by index."""
-    count, at = _values(properties) if properties else (0, 0)
+    count, at = values_of(properties) if properties else (0, 0)
     fields = []
     for _ in range(count):
         end = skip(properties, at)
@@ -342,7 +357,7 @@ def _merged(application_properties: bytes, changes: Mapping[str, str | bytes | N
     added = {encode(name): encode(value) if isinstance(value, str) else value for name, value in changes.items()}
     pairs = []
     if application_properties:
-        count, at = _values(application_properties)
+        count, at = values_of(application_properties)
         for _ in range(count >> 1):
             value_at = skip(application_properties, at)
             end = skip(application_properties, value_at)

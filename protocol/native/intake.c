@@ -93,9 +93,8 @@ static bool take_header(const uint8_t *message, const struct section *section, u
         if (constructor == NULL_VALUE) continue;
         switch (index) {
         case 0: // durable
-        case 3: // first-acquirer
             if (constructor != TRUE_VALUE && constructor != FALSE_VALUE) return false;
-            if (index == 0 && constructor == TRUE_VALUE) *flags |= DURABLE;
+            if (constructor == TRUE_VALUE) *flags |= DURABLE;
             break;
         case 1: // priority
             if (constructor != UBYTE || at >= end) return false;
@@ -108,7 +107,7 @@ static bool take_header(const uint8_t *message, const struct section *section, u
             else if (constructor == UINT) at += 4;
             else return false;
             break;
-        default: // ttl
+        default: // ttl, and first-acquirer, which is stored
             return false;
         }
     }
@@ -211,6 +210,14 @@ static size_t body_end(const uint8_t *message, size_t size, size_t at) {
     }
 }
 
+size_t short_value_bytes(const uint8_t *value, size_t size) {
+    if (!size) return 0;
+    bool is_text = *value == BINARY_8 || *value == STRING_8 || *value == SYMBOL_8;
+    if (is_text && size < 2) return 0;
+    size_t width = is_text ? 2 + (size_t)value[1] : fixed_width(*value);
+    return width > size ? 0 : width;
+}
+
 bool properties_read(const uint8_t *section, size_t size, struct properties *properties) {
     struct section list;
     properties->count = 0;
@@ -221,11 +228,8 @@ bool properties_read(const uint8_t *section, size_t size, struct properties *pro
     size_t at = list.values_at;
     for (properties->count = 0; properties->count < list.count; properties->count++) {
         if (at >= list.end) return false;
-        uint8_t constructor = section[at];
-        bool is_text = constructor == BINARY_8 || constructor == STRING_8 || constructor == SYMBOL_8;
-        if (is_text && list.end - at < 2) return false;
-        size_t width = is_text ? 2 + (size_t)section[at + 1] : fixed_width(constructor);
-        if (!width || list.end - at < width) return false;
+        size_t width = short_value_bytes(section + at, list.end - at);
+        if (!width) return false;
         properties->at[properties->count] = at;
         at += width;
     }

@@ -40,6 +40,9 @@ struct properties {
 // False if the section, whose size this is, has a field that is not short. A message without the section has size 0.
 bool properties_read(const uint8_t *section, size_t size, struct properties *properties);
 
+// The bytes of a short text, or of a value of fixed width, with its constructor; 0 if there is no such value whole.
+size_t short_value_bytes(const uint8_t *value, size_t size);
+
 // The text of a field of the section; NULL if it is not a short string.
 const uint8_t *property_text(const uint8_t *section, size_t size, unsigned int field, size_t *text_bytes);
 

@@ -96,6 +96,7 @@ typedef struct {
     struct transaction transaction; // of these
     struct buffer transacted;       // if they are in one, addresses of those that wait for an answer
     bool by_partition;   // outcomes of each partition wait in a line of their own
+    enum keys keys;      // of the entity
     struct buffer lines; // struct line
 } Outgoing;
 

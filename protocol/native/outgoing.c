@@ -79,7 +79,7 @@ static void forget_delivery(Outgoing *outgoing, struct part *part) {
 static bool begin_large(struct large *large, struct part *part) {
     size_t bytes;
     const uint8_t *record = next_record(part, &bytes);
-    if (!buffer_reserve(&large->head, record_rendered_bytes(record, bytes, part->delivery.locked))) return false;
+    if (!buffer_reserve(&large->head, record_rendered_bytes(record, bytes, part->delivery.locked, part->delivery.keys))) return false;
     uint8_t *end = record_render_head(record, bytes, &part->delivery, large->head.bytes, &large->rest, &large->rest_bytes);
     large->head.size = (size_t)(end - large->head.bytes);
     large->at = 0;
@@ -174,14 +174,19 @@ static int outgoing_init(PyObject *self, PyObject *arguments, PyObject *keywords
     Outgoing *outgoing = (Outgoing *)self;
     unsigned long long link;
     PyObject *owner;
-    int settled, by_partition = 0;
-    static char *names[] = {"link", "owner", "settled", "by_partition", NULL};
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "KOp|p", names, &link, &owner, &settled, &by_partition))
+    int settled, by_partition = 0, keys = NO_KEYS;
+    static char *names[] = {"link", "owner", "settled", "by_partition", "keys", NULL};
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "KOp|pi", names, &link, &owner, &settled, &by_partition, &keys))
         return -1;
+    if (keys < NO_KEYS || keys > KEYS_WITH_MESSAGE_ID) {
+        PyErr_SetString(PyExc_ValueError, "no such keys");
+        return -1;
+    }
     outgoing->link = pointer_of(link);
     outgoing->owner = Py_NewRef(owner);
     outgoing->settled = settled;
     outgoing->by_partition = by_partition;
+    outgoing->keys = (enum keys)keys;
     outgoing->parts.item_bytes = sizeof(struct part);
     return 0;
 }
@@ -261,12 +266,12 @@ static PyObject *outgoing_deliver(PyObject *self, PyObject *arguments) {
     long long enqueued_ms = 0;
     for (Py_ssize_t left = count; left; left--) {
         size_t record_bytes = run_next(bytes, size, &end);
-        if (!record_bytes || !record_is_usual(bytes + end, record_bytes) || !frame_bytes) Py_RETURN_NONE;
+        if (!record_bytes || !record_is_usual(bytes + end, record_bytes, outgoing->keys) || !frame_bytes) Py_RETURN_NONE;
         if (left == count) {
             enqueued_ms = (int64_t)read_u64(bytes + end + ENQUEUED_AT);
             if (enqueued_ms < 0) enqueued_ms = 0; // as `storage.records.message_enqueued_ms`
         }
-        size_t rendered_bytes = record_rendered_bytes(bytes + end, record_bytes, locked);
+        size_t rendered_bytes = record_rendered_bytes(bytes + end, record_bytes, locked, outgoing->keys);
         frames += frames_of(rendered_bytes, frame_bytes);
         queued_bytes += rendered_bytes;
         end += record_bytes;
@@ -285,6 +290,7 @@ static PyObject *outgoing_deliver(PyObject *self, PyObject *arguments) {
     part->delivery.sequence_number = sequence_number;
     part->delivery.delivery_count = delivery_count;
     part->delivery.locked = locked;
+    part->delivery.keys = outgoing->keys;
     if (locked) {
         part->delivery.locked_until_ms = (uint64_t)PyLong_AsLongLong(locked_until);
         if (PyErr_Occurred()) return NULL;
@@ -296,7 +302,7 @@ static PyObject *outgoing_deliver(PyObject *self, PyObject *arguments) {
     for (; count; count--) {
         if (are_large) {
             size_t record_bytes = run_next(bytes, size, &next);
-            needed = frames_of(record_rendered_bytes(bytes + next, record_bytes, locked), frame_bytes);
+            needed = frames_of(record_rendered_bytes(bytes + next, record_bytes, locked, outgoing->keys), frame_bytes);
             next += record_bytes;
         }
         void *delivery = proton.delivery(outgoing->link, (struct pn_bytes){TOKEN_BYTES, (const char *)tag});

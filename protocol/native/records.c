@@ -1,5 +1,6 @@
 #include "records.h"
 
+#include "constructors.h"
 #include "intake.h"
 
 enum { DURABLE = 1, HAS_PRIORITY = 2 };
@@ -11,6 +12,8 @@ enum { DURABLE = 1, HAS_PRIORITY = 2 };
 #define SEQUENCE_NUMBER "\xA3\x15x-opt-sequence-number\x81"
 #define ENQUEUED_TIME "\xA3\x13x-opt-enqueued-time\x83"
 #define LOCKED_UNTIL "\xA3\x12x-opt-locked-until\x83"
+#define PARTITION_ID "\xA3\x12x-opt-partition-id\x61"
+#define PARTITION_KEY "\xA3\x13x-opt-partition-key\xA1"
 #define LOCK_TOKEN "\x00\x53\x71\xC1\x24\x02\xA3\x10x-opt-lock-token\x98" // the whole section up to the token
 #define TEXT_BYTES(text) (sizeof(text) - 1)
 
@@ -52,11 +55,58 @@ static const uint8_t *properties_of(const uint8_t *record, const struct layout *
     return record + RECORD_HEADER_BYTES + layout->annotation_bytes;
 }
 
-bool record_is_usual(const uint8_t *record, size_t size) {
+// A key that is added to a message. Its text is NULL if there is none.
+struct added_key {
+    const uint8_t *text;
+    size_t bytes;
+};
+
+// True if one of the sender's annotations is its partition key, in `*has_key`; false if they are not all short.
+static bool read_annotations(const uint8_t *pairs, const struct layout *layout, bool *has_key) {
+    size_t at = 0, end = layout->annotation_bytes, key_bytes = TEXT_BYTES(PARTITION_KEY) - 1;
+    *has_key = false;
+    while (at < end) {
+        size_t bytes = short_value_bytes(pairs + at, end - at);
+        if (!bytes || pairs[at] != SYMBOL_8) return false;
+        if (bytes == key_bytes && !memcmp(pairs + at, PARTITION_KEY, key_bytes)) *has_key = true;
+        at += bytes;
+        bytes = short_value_bytes(pairs + at, end - at);
+        if (!bytes) return false;
+        at += bytes;
+    }
+    return true;
+}
+
+// Read an id that may be the key of a message: false if it is none that is simply added.
+static bool read_key(const uint8_t *section, const struct properties *properties, unsigned int field,
+                     struct added_key *key) {
+    if (field >= properties->count || section[properties->at[field]] == NULL_VALUE) return true;
+    const uint8_t *value = section + properties->at[field];
+    *key = (struct added_key){value + 2, value[1]};
+    return *value == STRING_8;
+}
+
+// Find the key that chose the fragment of a message and that its sender did not set. False if that is not simple.
+static bool find_key(const uint8_t *record, const struct layout *layout, enum keys keys, struct added_key *key) {
+    *key = (struct added_key){NULL, 0};
+    if (keys == NO_KEYS) return true;
+    bool has_key;
+    if (!read_annotations(record + RECORD_HEADER_BYTES, layout, &has_key)) return false;
+    if (has_key) return true;
+    struct properties properties;
+    const uint8_t *section = properties_of(record, layout);
+    if (!properties_read(section, layout->properties_bytes, &properties)) return false;
+    if (!read_key(section, &properties, GROUP_ID, key)) return false;
+    return key->text || keys == SET_KEYS || read_key(section, &properties, MESSAGE_ID, key);
+}
+
+bool record_is_usual(const uint8_t *record, size_t size, enum keys keys) {
     if (size < RECORD_HEADER_BYTES) return false;
     struct layout layout = layout_of(record);
     uint64_t parts = (uint64_t)layout.annotation_bytes + layout.properties_bytes + layout.application_properties_bytes;
     if (layout.flags > (DURABLE | HAS_PRIORITY) || parts > size - RECORD_HEADER_BYTES) return false;
+    struct added_key key;
+    if (!find_key(record, &layout, keys, &key)) return false;
     if (!expires(record)) return true;
     uint64_t enqueued_ms = read_u64(record + ENQUEUED_AT), expires_ms = read_u64(record + EXPIRES_AT);
     struct timed_properties timed;
@@ -65,16 +115,21 @@ bool record_is_usual(const uint8_t *record, size_t size) {
 }
 
 // Bytes of our annotations.
-static uint32_t ours(bool locked) {
+static uint32_t ours(bool locked, enum keys keys, const struct added_key *key) {
     uint32_t bytes = TEXT_BYTES(SEQUENCE_NUMBER) + 8 + TEXT_BYTES(ENQUEUED_TIME) + 8;
-    return locked ? bytes + TEXT_BYTES(LOCKED_UNTIL) + 8 : bytes;
+    if (locked) bytes += TEXT_BYTES(LOCKED_UNTIL) + 8;
+    if (keys != NO_KEYS) bytes += TEXT_BYTES(PARTITION_ID) + 2;
+    if (key->text) bytes += TEXT_BYTES(PARTITION_KEY) + 1 + (uint32_t)key->bytes;
+    return bytes;
 }
 
-size_t record_rendered_bytes(const uint8_t *record, size_t size, bool locked) {
+size_t record_rendered_bytes(const uint8_t *record, size_t size, bool locked, enum keys keys) {
     struct layout layout = layout_of(record);
     size_t bytes = 4 + 2 + 1 + (layout.flags & HAS_PRIORITY ? 2 : 1) + 3 + 4;
     if (locked) bytes += TEXT_BYTES(LOCK_TOKEN) + 16;
-    bytes += 4 + 4 + 4 + ours(locked);
+    struct added_key key;
+    find_key(record, &layout, keys, &key);
+    bytes += 4 + 4 + 4 + ours(locked, keys, &key);
     if (expires(record)) {
         struct timed_properties timed;
         with_times(properties_of(record, &layout), layout.properties_bytes, &timed);
@@ -111,9 +166,12 @@ uint8_t *record_render_head(const uint8_t *record, size_t size, const struct del
         at = write_bytes(at, LOCK_TOKEN, TEXT_BYTES(LOCK_TOKEN));
         at = write_bytes(at, delivery->lock_token, sizeof delivery->lock_token);
     }
+    struct added_key key;
+    find_key(record, &layout, delivery->keys, &key);
     at = write_bytes(at, "\x00\x53\x72\xD1", 4);
-    at = write_u32(at, 4 + ours(delivery->locked) + layout.annotation_bytes);
-    at = write_u32(at, (delivery->locked ? 6u : 4u) + layout.annotation_values);
+    at = write_u32(at, 4 + ours(delivery->locked, delivery->keys, &key) + layout.annotation_bytes);
+    at = write_u32(at, 4u + (delivery->locked ? 2u : 0u) + (delivery->keys != NO_KEYS ? 2u : 0u) +
+                           (key.text ? 2u : 0u) + layout.annotation_values);
     at = write_bytes(at, SEQUENCE_NUMBER, TEXT_BYTES(SEQUENCE_NUMBER));
     at = write_u64(at, delivery->sequence_number);
     at = write_bytes(at, ENQUEUED_TIME, TEXT_BYTES(ENQUEUED_TIME));
@@ -121,6 +179,15 @@ uint8_t *record_render_head(const uint8_t *record, size_t size, const struct del
     if (delivery->locked) {
         at = write_bytes(at, LOCKED_UNTIL, TEXT_BYTES(LOCKED_UNTIL));
         at = write_u64(at, delivery->locked_until_ms);
+    }
+    if (delivery->keys != NO_KEYS) {
+        at = write_bytes(at, PARTITION_ID, TEXT_BYTES(PARTITION_ID));
+        at = write_u16(at, (uint16_t)(delivery->sequence_number >> 48)); // the partition that gave the number
+    }
+    if (key.text) {
+        at = write_bytes(at, PARTITION_KEY, TEXT_BYTES(PARTITION_KEY));
+        *at++ = (uint8_t)key.bytes;
+        at = write_bytes(at, key.text, key.bytes);
     }
     const uint8_t *stored = record + RECORD_HEADER_BYTES;
     size_t rest = size - RECORD_HEADER_BYTES;

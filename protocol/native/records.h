@@ -32,6 +32,9 @@ static inline size_t run_next(const uint8_t *run, size_t size, size_t *at) {
     return bytes > size - *at ? 0 : bytes;
 }
 
+// What chooses the fragment of a message, as `broker.namespace.fragments.Keys`.
+enum keys { NO_KEYS = 0, SET_KEYS = 1, KEYS_WITH_MESSAGE_ID = 2 };
+
 // What all deliveries of a run have in common. `locked` is false for messages that are received and deleted.
 struct delivery {
     uint64_t sequence_number;
@@ -39,14 +42,16 @@ struct delivery {
     bool locked;
     uint64_t locked_until_ms;
     uint8_t lock_token[16]; // in the order of an AMQP uuid
+    enum keys keys;
 };
 
 // True if the record is rendered by `record_render`: its layout fits its size, it has no delivery annotations of its
-// sender, and if it expires, its times are sound and its properties short.
-bool record_is_usual(const uint8_t *record, size_t size);
+// sender, and if it expires, its times are sound and its properties short. On a partitioned entity, its annotations and
+// properties are short, and the id that is its key is a text.
+bool record_is_usual(const uint8_t *record, size_t size, enum keys keys);
 
 // The number of bytes that `record_render` writes.
-size_t record_rendered_bytes(const uint8_t *record, size_t size, bool locked);
+size_t record_rendered_bytes(const uint8_t *record, size_t size, bool locked, enum keys keys);
 
 // As `record_render`, up to the bytes that are as in the record: these are at `*rest_at`.
 uint8_t *record_render_head(const uint8_t *record, size_t size, const struct delivery *delivery, uint8_t *to,

@@ -3,6 +3,7 @@
 from typing import Any
 
 from broker.gateway.links.delivery import embed, render_delivery
+from broker.namespace.fragments import Keys
 from protocol.codec import Described, decode, encode
 from protocol.message.intake import take_apart
 from storage.records import NEVER, Field, Place, encode_message
@@ -28,7 +29,7 @@ def test_changes_of_a_rules_action_are_shown_by_link_and_by_request() -> None:
         Field.SYSTEM: {2: None, 3: encode("label")},
     }
     prefix, offset = render_delivery(record, 1, 0, None, overlay, None)
-    for shown in (prefix + record[offset:], embed(record, 1, 0, None, overlay, place=Place.AVAILABLE)):
+    for shown in (prefix + record[offset:], embed(record, 1, 0, None, overlay, place=Place.AVAILABLE, keys=Keys.NONE)):
         values = sections_of(shown)
         assert values[PROPERTIES] == ["id", None, None, "label"]
         assert values[APPLICATION] == {"old": "new", "RuleName": "r"}

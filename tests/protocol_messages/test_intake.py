@@ -114,10 +114,23 @@ def test_a_message_without_an_id_gets_one_where_that_is_wanted(fields, expected,
 
 
 def test_header_fields_become_flags_and_a_time_to_live():
-    layout, stored, ttl_ms, _ = take_apart(section(HEADER, [True, UByte(7), UInt(1500), True, UInt(3)]) + BODY)
+    layout, stored, ttl_ms, _ = take_apart(section(HEADER, [True, UByte(7), UInt(1500), None, UInt(3)]) + BODY)
     assert unpack_layout(layout)[:2] == (DURABLE | HAS_PRIORITY, 7)
     assert ttl_ms == 1500
     assert stored == BODY
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_first_acquirer_is_stored_where_earlier_versions_find_delivery_annotations(value):
+    header = section(HEADER, [True, None, None, value])
+    layout, stored, _, _ = take_apart(header + BODY)
+    pair = encode(Symbol("x-opt-peeklock-first-acquirer")) + encode(value)
+    first = encode(Symbol("x-opt-peeklock-delivery-annotations")) + b"\xd1" + struct.pack(">II", 4 + len(pair), 2)
+    assert stored == first + pair + BODY
+    assert unpack_layout(layout)[:4] == (DURABLE | HAS_DELIVERY_ANNOTATIONS, 0, 2, len(first + pair))
+    sent_by_a_client = section(DELIVERY, {Symbol("x-opt-peeklock-first-acquirer"): not value})
+    assert take_apart(header + sent_by_a_client + BODY) == (layout, stored, None, None)
+    assert take_apart(sent_by_a_client + BODY)[1] == BODY
 
 
 @pytest.mark.parametrize("fields", [[], [None], [False], [None, None, None, None, None]])
@@ -630,12 +643,17 @@ def test_a_message_is_taken_apart_to_what_was_put_in(generated):
         Extra.MESSAGE_ID: None if fields[0] is None else encode(fields[0]),
         Extra.PING: True if fields[6] == "application/vnd.ms-servicebus-ping" else None,
     }
+    first_acquirer = [*header, *[None] * 5][3]
+    if first_acquirer is not None:
+        pair = encode(Symbol("x-opt-peeklock-first-acquirer")) + encode(first_acquirer)
+        first = encode(Symbol("x-opt-peeklock-delivery-annotations")) + b"\xd1"
+        pairs = first + struct.pack(">II", 4 + len(pair), 2) + pair + pairs
     layout, stored, found_ttl_ms, extra = take_apart(message, want_message_id=True)
     assert stored == pairs + properties_section + application_section + body
     assert unpack_layout(layout) == (
-        (1 if durable else 0) | (0 if priority is None else 2),
+        (1 if durable else 0) | (0 if priority is None else 2) | (0 if first_acquirer is None else 4),
         priority or 0,
-        2 * len(kept),
+        2 * len(kept) + 2 * (first_acquirer is not None),
         len(pairs),
         len(properties_section),
         len(application_section),

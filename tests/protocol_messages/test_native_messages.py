@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.gateway.links.delivery import render_delivery
+from broker.namespace.fragments import Keys
 from protocol.codec import Described, Symbol, Timestamp, UByte, ULong, encode
 from protocol.engine.native import native
 from protocol.errors import ProtocolError
@@ -96,19 +97,20 @@ def test_pieces_of_messages_are_taken_as_by_python(message):
     TIMES,
     st.just(NEVER) | TIMES,
     st.none() | st.tuples(st.binary(min_size=16, max_size=16), st.integers(0, (1 << 63) - 1)),
+    st.sampled_from(Keys),
 )
-def test_a_record_is_rendered_as_by_python(generated, number, count, enqueued_ms, expires_ms, lock):
+def test_a_record_is_rendered_as_by_python(generated, number, count, enqueued_ms, expires_ms, lock, keys):
     try:
         layout, stored, _, _ = take_apart(generated[1])
     except ProtocolError:
         return
     record = encode_message(enqueued_ms, expires_ms, layout, stored)
     token, until_ms = lock or (None, 0)
-    found = native.render(record, number, count, token, until_ms)
-    if expires_ms == NEVER:
+    found = native.render(record, number, count, token, until_ms, keys)
+    if expires_ms == NEVER and keys is Keys.NONE:
         assert (found is not None) == (layout[0] < 4)
     if found is not None:
-        prefix, offset = render_delivery(record, number, count, None if lock is None else until_ms, None, token)
+        prefix, offset = render_delivery(record, number, count, None if lock is None else until_ms, None, token, keys)
         assert found == prefix + record[offset:]
 
 
@@ -129,7 +131,24 @@ def test_the_times_of_a_message_that_expires_are_rendered(fields, enqueued_ms, t
     assert found == prefix + record[offset:]
 
 
-@given(st.binary(max_size=120))
-def test_any_record_is_rendered_or_declined(record):
-    native.render(record, 1, 0, None, 0)
-    native.render(record[:16] + NEVER.to_bytes(8, "big") + record[24:], 1, 0, bytes(16), 0)
+@pytest.mark.parametrize("keys", Keys)
+@pytest.mark.parametrize("session_id", ["", "s"])
+@pytest.mark.parametrize("partition_key", ["", "p"])
+def test_messages_of_partitioned_entities_are_rendered_with_their_keys(keys, session_id, partition_key):
+    annotations = {Symbol("a"): "b"}
+    if partition_key:
+        annotations[Symbol("x-opt-partition-key")] = session_id or partition_key
+    properties = ["id", *[None] * 9, session_id or None]
+    message = section(0x72, annotations) + section(0x73, properties) + DATA
+    layout, stored, _, _ = take_apart(message)
+    record = encode_message(1, NEVER, layout, stored)
+    found = native.render(record, 5 << 48 | 3, 0, bytes(16), 9, keys)
+    assert found is not None
+    prefix, offset = render_delivery(record, 5 << 48 | 3, 0, 9, None, bytes(16), keys)
+    assert found == prefix + record[offset:]
+
+
+@given(st.binary(max_size=120), st.sampled_from(Keys))
+def test_any_record_is_rendered_or_declined(record, keys):
+    native.render(record, 1, 0, None, 0, keys)
+    native.render(record[:16] + NEVER.to_bytes(8, "big") + record[24:], 1, 0, bytes(16), 0, keys)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from proton import Message, symbol
 
-from protocol.codec import Described, Float, Int, Long, Symbol, Timestamp, UByte, UInt, decode, encode
+from protocol.codec import Described, Float, Int, Long, Short, Symbol, Timestamp, UByte, UInt, decode, encode
 from protocol.message.intake import take_apart
 from protocol.message.rendering import MAX_EXPIRY_MS, Additions, render, render_embedded
 from tests.examples import examples
@@ -118,12 +118,34 @@ def test_the_senders_annotations_follow_the_brokers():
     [
         ([True], [True, None, None, None, 0]),
         ([False, UByte(0)], [False, 0, None, None, 0]),
-        ([True, UByte(255), None, True, UInt(9)], [True, 255, None, None, 0]),
+        ([True, UByte(255), None, True, UInt(9)], [True, 255, None, True, 0]),
+        ([None, None, None, False], [False, None, None, False, 0]),
     ],
 )
-def test_durable_and_priority_are_shown_as_sent(sent, shown):
+def test_durable_priority_and_first_acquirer_are_shown_as_sent(sent, shown):
     assert sections_of(rendered(section(HEADER, sent) + BODY))[HEADER] == shown
     assert sections_of(rendered(section(HEADER, sent) + BODY, additions=Additions()))[HEADER] == shown
+    shown = [*shown[:2], 7, *shown[3:]]
+    assert sections_of(rendered(section(HEADER, sent) + BODY, ttl_ms=7))[HEADER] == shown
+
+
+@pytest.mark.parametrize("locked_until_ms", [None, 5])
+@pytest.mark.parametrize("sent", [{}, {Symbol("mine"): 1}])
+def test_first_acquirer_is_no_delivery_annotation_of_the_client(sent, locked_until_ms):
+    delivery = section(DELIVERY, sent) if sent else b""
+    message = rendered(section(HEADER, [True, None, None, False]) + delivery + BODY, locked_until_ms=locked_until_ms)
+    shown = ({Symbol("x-opt-lock-token"): TOKEN} if locked_until_ms else {}) | sent
+    assert sections_of(message).get(DELIVERY, {}) == shown
+    assert (DELIVERY in sections_of(message)) == bool(shown)
+    assert ANNOTATIONS in sections_of(message)
+
+
+def test_a_partitioned_entitys_annotations_are_added():
+    additions = Additions(partition_id=3, partition_key="k")
+    annotations = sections_of(rendered(BODY, additions=additions))[ANNOTATIONS]
+    assert annotations["x-opt-partition-id"] == 3
+    assert type(annotations["x-opt-partition-id"]) is Short
+    assert annotations["x-opt-partition-key"] == "k"
 
 
 def test_a_time_to_live_is_shown_in_header_and_properties():

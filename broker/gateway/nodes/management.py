@@ -241,9 +241,11 @@ class ManagementRequests(RequestLink):
                     del left[0]
             return encode
 
+        keys = self.connection.gateway.namespace.keys_of(self.entity)
+
         def encode() -> bytes:
             messages = [
-                embed(record, number, count, None, overlay, place=place, omit_body=arguments.omit_body)
+                embed(record, number, count, None, overlay, place=place, keys=keys, omit_body=arguments.omit_body)
                 for place, number, count, record, overlay in rows
             ]
             fitting = management.peeked_that_fit(request, messages, min(MAX_PEEK_BYTES, limit))
@@ -314,6 +316,7 @@ class ManagementRequests(RequestLink):
         if session_id is not None and not holder:
             by_default = False  # active messages of a session are only for who holds it
         active = [True] if arguments.active or (arguments.active is None and by_default) else []
+        keys = self.connection.gateway.namespace.keys_of(self.entity)
 
         def encode(results: dict[int, list[Any]]) -> bytes:
             messages = []
@@ -323,8 +326,10 @@ class ManagementRequests(RequestLink):
                     until = None if arguments.receive_and_delete else locked_until_ms
                     uuid = None if arguments.receive_and_delete else uuid_of(token)
                     lock_token = uuid.bytes if uuid else None
-                    place = Place.AVAILABLE if number in early else Place.DEFERRED
-                    message = embed(record, number, count, until, overlay, place=place, lock_token=lock_token)
+                    place = None if number in early else Place.DEFERRED
+                    message = embed(
+                        record, number, count, until, overlay, place=place, keys=keys, lock_token=lock_token
+                    )
                     messages.append((uuid, message))
             if not messages:
                 raise MessageNotFound("None of the messages could be found.")

@@ -31,10 +31,13 @@ static void intake(const uint8_t *data, size_t size) {
         const uint8_t *properties = record + RECORD_HEADER_BYTES + read_u32(found.layout + 4);
         const uint8_t *session = property_text(properties, read_u32(found.layout + 8), GROUP_ID, &text_bytes);
         require(found.has_session == (session != NULL) && (sessions || !session));
-        require(record_is_usual(record, record_bytes));
-        for (int locked = 0; locked < 2; locked++) {
-            struct delivery delivery = {.sequence_number = 1, .locked = locked};
-            size_t rendered_bytes = record_rendered_bytes(record, record_bytes, locked);
+        require(record_is_usual(record, record_bytes, NO_KEYS));
+        for (int form = 0; form < 6; form++) {
+            bool locked = form & 1;
+            enum keys keys = (enum keys)(form >> 1);
+            if (!record_is_usual(record, record_bytes, keys)) continue;
+            struct delivery delivery = {.sequence_number = 1, .locked = locked, .keys = keys};
+            size_t rendered_bytes = record_rendered_bytes(record, record_bytes, locked, keys);
             uint8_t *rendered = malloc(rendered_bytes);
             require(record_render(record, record_bytes, &delivery, rendered) == rendered + rendered_bytes);
             free(rendered);
@@ -90,9 +93,10 @@ static void records(const uint8_t *data, size_t size) {
     size_t at = 0, bytes;
     while ((bytes = run_next(data, size, &at))) {
         require(at + bytes <= size);
-        if (record_is_usual(data + at, bytes)) {
-            struct delivery delivery = {.delivery_count = 7, .locked = bytes & 1};
-            size_t rendered_bytes = record_rendered_bytes(data + at, bytes, delivery.locked);
+        enum keys keys = (enum keys)(bytes % 3);
+        if (record_is_usual(data + at, bytes, keys)) {
+            struct delivery delivery = {.delivery_count = 7, .locked = bytes & 1, .keys = keys};
+            size_t rendered_bytes = record_rendered_bytes(data + at, bytes, delivery.locked, keys);
             uint8_t *rendered = malloc(rendered_bytes);
             require(record_render(data + at, bytes, &delivery, rendered) == rendered + rendered_bytes);
             free(rendered);

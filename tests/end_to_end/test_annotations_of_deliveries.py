@@ -1,0 +1,244 @@
+"""What the broker itself says of a message that it delivers, as Service Bus does."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from protocol.codec import Int, Short, Symbol, Timestamp, UInt, decode
+from tests.brokers import Broker
+from tests.end_to_end.raw_peer import (
+    ACCEPTED,
+    DISPOSITION,
+    MODIFIED,
+    TRANSFER,
+    Frame,
+    RawPeer,
+    message,
+    outcome,
+    source,
+)
+from tests.end_to_end.raw_requests import Node
+from tests.sessions.raw_sessions import accept, annotations_of, receive
+
+STATE, SCHEDULED = Symbol("x-opt-message-state"), Symbol("x-opt-scheduled-enqueue-time")
+KEY, PARTITION, NUMBER = Symbol("x-opt-partition-key"), Symbol("x-opt-partition-id"), Symbol("x-opt-sequence-number")
+WAS_SCHEDULED, IS_DEFERRED, IS_ACTIVE = 2, 1, 0
+
+CONFIG = """
+partitions = 4
+
+[[queues]]
+name = "plain"
+
+[[queues]]
+name = "in-sessions"
+requires_session = true
+
+[[queues]]
+name = "forwards"
+forward_to = "plain"
+
+[[queues]]
+name = "spread"
+enable_partitioning = true
+
+[[queues]]
+name = "once"
+enable_partitioning = true
+requires_duplicate_detection = true
+
+[[queues]]
+name = "plain-once"
+requires_duplicate_detection = true
+
+[[queues]]
+name = "spread-sessions"
+enable_partitioning = true
+requires_session = true
+
+[[queues]]
+name = "from-once"
+enable_partitioning = true
+requires_duplicate_detection = true
+forward_to = "plain"
+
+[[topics]]
+name = "news"
+
+  [[topics.subscriptions]]
+  name = "all"
+
+[[topics]]
+name = "spread-once-news"
+enable_partitioning = true
+requires_duplicate_detection = true
+
+  [[topics.subscriptions]]
+  name = "all"
+"""
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Broker(tmp_path_factory.mktemp("annotations"), CONFIG) as broker:
+        yield broker
+
+
+@pytest.fixture
+def peer(broker: Broker) -> Iterator[RawPeer]:
+    with RawPeer.connect(broker.amqp_port) as peer:
+        yield peer
+
+
+def send(peer: RawPeer, address: str, *messages: bytes) -> None:
+    handle = peer.attach_sender(address)
+    for each in messages:
+        peer.transfer(each, handle)
+        assert peer.expect(DISPOSITION).fields[4].descriptor == ACCEPTED
+    peer.detach(handle)
+
+
+def take(peer: RawPeer, address: str) -> Frame:
+    """The next message of the entity, completed."""
+    handle = peer.attach_receiver(address, credit=1)
+    frame = peer.expect(TRANSFER)
+    peer.settle(frame.fields[1])
+    assert peer.expect(DISPOSITION).fields[4].descriptor == ACCEPTED
+    peer.detach(handle)
+    return frame
+
+
+def soon() -> Timestamp:
+    return Timestamp(int(time.time() * 1000) + 300)
+
+
+def scheduled(at_ms: Timestamp, **options: Any) -> bytes:
+    return message(b"m", annotations={SCHEDULED: at_ms}, **options)
+
+
+# -- the state
+
+
+@pytest.mark.parametrize(
+    ("to", "at"),
+    [("plain", "plain"), ("spread", "spread"), ("news", "news/Subscriptions/all"), ("forwards", "plain")],
+)
+def test_a_message_that_had_been_scheduled_has_that_state_when_it_is_received(peer: RawPeer, to: str, at: str) -> None:
+    send(peer, to, scheduled(soon()))
+    annotations = annotations_of(take(peer, at).payload)
+    assert annotations[STATE] == WAS_SCHEDULED
+    assert type(annotations[STATE]) is Int
+
+
+def test_a_scheduled_message_of_a_session_has_that_state(peer: RawPeer) -> None:
+    send(peer, "in-sessions", scheduled(soon(), properties=[None] * 10 + ["s"]))
+    handle, _ = accept(peer, "in-sessions", "s")
+    [(frame, _)] = receive(peer, handle)
+    assert annotations_of(frame.payload)[STATE] == WAS_SCHEDULED
+
+
+@pytest.mark.parametrize("ago_ms", [1, 1 << 40])
+def test_a_message_whose_time_was_over_when_it_came_was_not_scheduled(peer: RawPeer, ago_ms: int) -> None:
+    past = Timestamp(int(time.time() * 1000) - ago_ms)
+    send(peer, "plain", scheduled(past))
+    send(peer, "forwards", scheduled(past))
+    assert [annotations_of(take(peer, "plain").payload).get(STATE) for _ in range(2)] == [None, None]
+
+
+def test_a_message_that_had_been_scheduled_is_active_for_who_peeks_and_deferred_once_it_is(peer: RawPeer) -> None:
+    send(peer, "plain", scheduled(soon()))
+    handle = peer.attach_receiver("plain", credit=1)
+    frame = peer.expect(TRANSFER)
+    number = annotations_of(frame.payload)[NUMBER]
+    node = Node(peer, "plain/$management")
+    arguments = {"from-sequence-number": number, "message-count": Int(1)}
+    [peeked] = node.ask("com.microsoft:peek-message", arguments).body["messages"]
+    assert annotations_of(peeked["message"])[STATE] == IS_ACTIVE
+    peer.settle(frame.fields[1], state=outcome(MODIFIED, True, True))
+    assert peer.expect(DISPOSITION).fields[4].descriptor == MODIFIED
+    peer.detach(handle)
+    arguments = {"sequence-numbers": [number], "receiver-settle-mode": UInt(0)}
+    [deferred] = node.ask("com.microsoft:receive-by-sequence-number", arguments).body["messages"]
+    assert annotations_of(deferred["message"])[STATE] == IS_DEFERRED
+
+
+# -- the header
+
+
+@pytest.mark.parametrize("value", [True, False, None])
+@pytest.mark.parametrize("ttl", [None, UInt(60_000)])
+def test_first_acquirer_comes_back_as_it_was_sent(peer: RawPeer, value: bool | None, ttl: UInt | None) -> None:
+    send(peer, "plain", message(b"m", header=[False, None, ttl, value]))
+    header, _ = decode(take(peer, "plain").payload)
+    assert header.value == [False, None, ttl, value, 0]
+
+
+# -- the partition
+
+
+def fragment_of(annotations: dict[Any, Any]) -> int:
+    return int(annotations[NUMBER]) >> 48
+
+
+@pytest.mark.parametrize(
+    ("address", "sent", "key"),
+    [
+        ("spread", message(b"m", properties=["id"]), None),
+        ("spread", message(b"m", properties=["id"], annotations={KEY: "mine"}), "mine"),
+        ("spread", message(b"m", properties=["id", *[None] * 9, "s"]), "s"),
+        ("once", message(b"m", properties=["id 1"]), "id 1"),
+        ("once", message(b"m", properties=["id 2"], annotations={KEY: "mine"}), "mine"),
+        ("once", message(b"m", properties=["id 3", *[None] * 9, "s"]), "s"),
+        ("once", message(b"m", properties=["id 4"], annotations={Symbol("other"): [1]}), "id 4"),
+        ("once", message(b"m", properties=[b"id 5"]), "id 5"),
+        ("once", message(b"m", properties=[b"\xff\xfe"]), None),
+        ("once", message(b"m", properties=["id 6"], header=[None, None, UInt(60_000)]), "id 6"),
+    ],
+)
+def test_messages_of_partitioned_entities_say_their_partition_and_its_key(
+    peer: RawPeer, address: str, sent: bytes, key: str | None
+) -> None:
+    send(peer, address, sent)
+    handle = peer.attach_receiver(address, credit=1)
+    frame = peer.expect(TRANSFER)
+    received = annotations_of(frame.payload)
+    assert (received[PARTITION], received.get(KEY)) == (fragment_of(received), key)
+    assert type(received[PARTITION]) is Short
+    arguments = {"from-sequence-number": received[NUMBER], "message-count": Int(1)}
+    [peeked] = Node(peer, f"{address}/$management").ask("com.microsoft:peek-message", arguments).body["messages"]
+    seen = annotations_of(peeked["message"])
+    assert (seen[PARTITION], seen.get(KEY)) == (received[PARTITION], key)
+    browser = peer.attach(sender=False, source_=source(address, mode=Symbol("copy")))
+    peer.flow(browser, 1)
+    browsed = annotations_of(peer.expect(TRANSFER).payload)
+    assert (browsed[PARTITION], browsed.get(KEY)) == (received[PARTITION], key)
+    peer.detach(browser)
+    peer.settle(frame.fields[1])
+    peer.expect(DISPOSITION)
+    peer.detach(handle)
+
+
+def test_a_partitioned_topics_subscriptions_say_the_topics_keys(peer: RawPeer) -> None:
+    send(peer, "spread-once-news", message(b"m", properties=["id"]))
+    annotations = annotations_of(take(peer, "spread-once-news/Subscriptions/all").payload)
+    assert (annotations[PARTITION], annotations[KEY]) == (fragment_of(annotations), "id")
+
+
+def test_a_session_of_a_partitioned_queue_is_its_messages_key(peer: RawPeer) -> None:
+    send(peer, "spread-sessions", message(b"m", properties=["id", *[None] * 9, "s"]))
+    handle, _ = accept(peer, "spread-sessions", "s")
+    [(frame, _)] = receive(peer, handle)
+    annotations = annotations_of(frame.payload)
+    assert (annotations[PARTITION], annotations[KEY]) == (fragment_of(annotations), "s")
+
+
+@pytest.mark.parametrize("sent_to", ["plain-once", "from-once"])
+def test_plain_entities_say_what_was_sent(peer: RawPeer, sent_to: str) -> None:
+    """Also of what a partitioned entity has forwarded: its key is never stored."""
+    for annotations in ({}, {KEY: "mine"}):
+        identity = f"{len(annotations)} {sent_to}"
+        send(peer, sent_to, message(b"m", properties=[identity], annotations=annotations))
+        found = annotations_of(take(peer, "plain" if sent_to == "from-once" else sent_to).payload)
+        assert {name: found[name] for name in (KEY, PARTITION) if name in found} == annotations
