@@ -17,7 +17,7 @@ from broker.gateway.links.topic_receivers import TopicReceiver
 from broker.gateway.namespace import Entity
 from broker.gateway.nodes.cbs import CbsRequests
 from broker.gateway.nodes.coordinator import COORDINATOR_CREDIT, MAX_REQUEST_BYTES, Coordinator
-from broker.gateway.nodes.management import ManagementRequests
+from broker.gateway.nodes.management import ENVELOPE_BYTES, ManagementRequests
 from broker.gateway.nodes.namespace import NamespaceRequests
 from broker.gateway.nodes.request_links import REQUEST_CREDIT, RequestLink, ResponseLink
 from broker.namespace.entities import Right
@@ -101,13 +101,14 @@ def _bind_node(host: Host, link: Link, address: Address, entity: Entity | None) 
     if link.is_sender:
         link.accept()
         return ResponseLink(host, link, address, entity)
-    is_cbs = address.node is Node.CBS
     most_bytes = host.gateway.settings.amqp.max_message_size_bytes
-    link.accept(min(most_bytes, MAX_TOKEN_MESSAGE_BYTES) if is_cbs else most_bytes, REQUEST_CREDIT)
-    if is_cbs:
+    if address.node is Node.CBS:
+        link.accept(min(most_bytes, MAX_TOKEN_MESSAGE_BYTES), REQUEST_CREDIT)
         return CbsRequests(host, link, address)
     if entity is None:
+        link.accept(most_bytes, REQUEST_CREDIT)
         return NamespaceRequests(host, link, address)
+    link.accept(max(most_bytes, entity.max_message_bytes(most_bytes)) + ENVELOPE_BYTES, REQUEST_CREDIT)
     return ManagementRequests(host, link, entity, address)
 
 

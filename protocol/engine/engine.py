@@ -542,9 +542,18 @@ class Engine:
     def _whole(self, link: Link, delivery: Delivery, payload: bytes, settled: bool, state: int) -> None:
         """A message of one transfer, and no batch."""
         if link.max_message_bytes and len(payload) > link.max_message_bytes:
-            self._handler.on_oversized(link, delivery, len(payload), settled)
+            self._refused(link, delivery, len(payload), payload, settled)
         else:
             self._handler.on_message(link, delivery, payload, False, settled, state)
+
+    def _refused(self, link: Link, delivery: Delivery, oversized_bytes: int, payload: bytes, settled: bool) -> None:
+        """Tell the handler of a delivery that was too large, or else found no room."""
+        link.head = bytes(payload[: link.head_bytes])
+        if oversized_bytes:
+            self._handler.on_oversized(link, delivery, oversized_bytes, settled)
+        else:
+            self._handler.on_crowded(link, delivery, settled)
+        link.head = b""
 
     def _received(self, delivery: Delivery, link: Link | None) -> None:
         if self._walk.is_plain and link is not None and not link.is_sender:
@@ -595,10 +604,8 @@ class Engine:
             self._handler.on_aborted(link)
             return
         settled = _is_settled(delivery)
-        if oversized_bytes:
-            self._handler.on_oversized(link, delivery, oversized_bytes, settled)
-        elif not is_kept:
-            self._handler.on_crowded(link, delivery, settled)
+        if oversized_bytes or not is_kept:
+            self._refused(link, delivery, oversized_bytes, payload, settled)
         else:
             self._handler.on_message(link, delivery, payload, batch, settled, _remote_state(delivery))
 

@@ -130,6 +130,8 @@ class Link:
         "drain_limit",
         "draining",
         "engine",
+        "head",
+        "head_bytes",
         "incoming",
         "is_kept",
         "is_sender",
@@ -159,6 +161,8 @@ class Link:
         self.max_message_bytes = 0
         self.partial: bytes | bytearray = b""
         self.oversized_bytes = 0
+        self.head_bytes = 0  # of a delivery that is refused unread, the handler gets so many of its first bytes
+        self.head = b""  # these, while the handler is told
         self.part_bytes = 0  # the largest part of the delivery that has begun; 0 if none has
         self.is_kept = True  # False if there was no room for the delivery
         self.answered = False  # True if the peer's attach was answered; links of our own need no answer
@@ -321,7 +325,8 @@ class Link:
     def read_part(self, pending: int, unfinished: Unfinished) -> None:
         """Read the next part of a delivery of several transfers; beyond the link's limit only its size is kept.
 
-        If it finds no room in `unfinished`, or the link is closed, nothing of it is kept.
+        If it finds no room in `unfinished`, or the link is closed, nothing of it is kept. In both cases `head_bytes` of
+        what it had are.
         """
         if pending > self.part_bytes:
             grown, self.part_bytes = pending - self.part_bytes, pending
@@ -338,15 +343,18 @@ class Link:
                 pass
             elif self.closed or not unfinished.take(count):
                 self.is_kept = False
-                unfinished.give_back(len(parts))
-                parts = bytearray()
+                self._drop(parts, unfinished)
             else:
                 parts += scratch.view[0:count]
                 if self.max_message_bytes and len(parts) > self.max_message_bytes:
                     self.oversized_bytes = len(parts)
-                    unfinished.give_back(len(parts))
-                    parts = bytearray()
+                    self._drop(parts, unfinished)
         self.partial = parts
+
+    def _drop(self, parts: bytearray, unfinished: Unfinished) -> None:
+        """Keep the head alone."""
+        unfinished.give_back(max(0, len(parts) - self.head_bytes))
+        del parts[self.head_bytes :]
 
     def go_on_from(self, parts: bytes, unfinished: Unfinished) -> None:
         """These parts of a delivery, which `unfinished` holds, were read elsewhere. Raises StateTooLarge."""

@@ -14,6 +14,9 @@ from protocol.codec import Buffer, Described, decode, encode
 from protocol.errors import DecodeError, InvalidField
 from protocol.symbols import DESCRIPTOR_OF, Descriptor
 
+# Of a request that is refused unread, so much is kept for the answer: there its message-id and reply-to are.
+HEAD_BYTES = 16 << 10
+
 _MESSAGE_ID, _REPLY_TO, _CORRELATION_ID = 0, 4, 5  # fields of the properties (3.2.4)
 
 
@@ -32,14 +35,40 @@ def parse(message: Buffer) -> Request:
     sections: dict[int, Any] = {}
     offset = 0
     while offset < len(message):
-        section, end = decode(message, offset)
-        if not isinstance(section, Described):
-            raise DecodeError("a value where a section of a message is due", offset)
-        descriptor = section.descriptor
-        code = DESCRIPTOR_OF.get(descriptor) if isinstance(descriptor, str) else descriptor
-        if isinstance(code, int):
-            sections[code] = section.value
-        offset = end
+        offset = _read_section(message, offset, sections)
+    return _request_of(sections)
+
+
+def parse_head(head: Buffer) -> Request:
+    """Parse what there is of a request that was cut off, for an answer to it: its body is None.
+
+    Raises DecodeError, LimitExceeded or InvalidField, also if its properties are not there.
+    """
+    sections: dict[int, Any] = {}
+    offset = 0
+    try:
+        while offset < len(head):
+            offset = _read_section(head, offset, sections)
+    except DecodeError:
+        if Descriptor.PROPERTIES not in sections:
+            raise
+    sections.pop(Descriptor.AMQP_VALUE, None)
+    return _request_of(sections)
+
+
+def _read_section(message: Buffer, offset: int, sections: dict[int, Any]) -> int:
+    """Add the section at this offset; returns its end."""
+    section, end = decode(message, offset)
+    if not isinstance(section, Described):
+        raise DecodeError("a value where a section of a message is due", offset)
+    descriptor = section.descriptor
+    code = DESCRIPTOR_OF.get(descriptor) if isinstance(descriptor, str) else descriptor
+    if isinstance(code, int):
+        sections[code] = section.value
+    return end
+
+
+def _request_of(sections: dict[int, Any]) -> Request:
     fields = sections.get(Descriptor.PROPERTIES) or []
     if not isinstance(fields, list):
         raise InvalidField("properties", "not a list")

@@ -437,6 +437,12 @@ class RawPeer:
         self.say(TRANSFER, *fields, channel=channel, payload=payload)
         return delivery_id
 
+    def transfer_in_parts(self, payload: bytes, handle: int = 0, *, part_bytes: int = 60_000, **options: Any) -> None:
+        """As many transfers as frames of this size need; the same options for all."""
+        for at in range(0, len(payload), part_bytes):
+            more = at + part_bytes < len(payload)
+            self.transfer(payload[at : at + part_bytes], handle, more=more, first=at == 0, **options)
+
     def settle(
         self, first: int, last: int | None = None, *, state: Any = None, settled: bool = False, role: bool = True
     ) -> None:

@@ -65,7 +65,7 @@ class Node:
                 (0x77, body),
             )
         )
-        self._peer.transfer(request, self.sender, settled=True, state=state)
+        self._peer.transfer_in_parts(request, self.sender, settled=True, state=state)
 
     def response(self, timeout_s: float = PATIENCE_S) -> Response:
         """The next response. Messages that come before it, late, on other links, are kept for those who expect them."""

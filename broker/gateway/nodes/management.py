@@ -45,6 +45,9 @@ from storage.records import Place
 MAX_PEEK_BYTES = 255 * 1024
 MAX_PEEK_MESSAGES = 1000
 MAX_DELETE_MESSAGES = 4000
+# What a request may have besides messages or a state as large as the entity takes them. Each of 4,000 scheduled messages
+# has some keys, its id and its session id beside it.
+ENVELOPE_BYTES = 1 << 20
 MIN_RULE_BYTES = 64  # the least size of a rule in the answer to enumerate-rules
 
 # Operations whose answers have messages, or what clients have stored. All others have short answers.
@@ -81,6 +84,11 @@ class ManagementRequests(RequestLink):
         # Where the last page of sessions ended, where clients mostly go on: what `_get_message_sessions` was asked for
         # and skips on the next page; the partitions left, and the number of sessions passed on the first of these.
         self._page_end: tuple[int | None, int, list[int], int] | None = None
+
+    def max_request_bytes(self) -> int:
+        """Of messages or a state; what is around them does not count."""
+        most_bytes = self.max_response_bytes()
+        return max(most_bytes, self.entity.max_message_bytes(most_bytes))
 
     def is_large(self, request: Request) -> bool:
         return (management.operation_of(request) or "").lower() in _LARGE
@@ -259,9 +267,11 @@ class ManagementRequests(RequestLink):
         if self._part is not Part.MAIN:
             raise NotAllowed("Messages cannot be sent to a dead-letter queue; only dead-lettering puts messages there.")
         limit = self.entity.max_message_bytes(self.max_response_bytes())
-        largest = max(len(item.message) for item in arguments.messages)
+        largest, total = max(sizes := [len(item.message) for item in arguments.messages]), sum(sizes)
         if largest > limit:
             raise MessageTooLarge(error_texts.message_too_large(0, largest, limit))
+        if total > (most := self.max_request_bytes()):
+            raise MessageTooLarge(error_texts.message_too_large(0, total, most))
         new_id = self.connection.gateway.new_message_id
         messages = [take_apart(item.message, self.entity.detects_duplicates, new_id) for item in arguments.messages]
         has_session = [extra and Extra.SESSION_ID in extra for _, _, _, extra in messages]

@@ -9,17 +9,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from broker.errors import BrokerError
+from broker.errors import BrokerError, MessageTooLarge, ServerBusy
 from broker.gateway.host import Host
 from broker.gateway.links.intake import OVERRUN, Intake
 from broker.gateway.namespace import Entity
 from broker.gateway.router import Reply
 from broker.gateway.transactions import Transaction
+from protocol import error_texts
 from protocol.addresses import Address
 from protocol.engine.deliveries import ACCEPTED, Delivery, forget, settle, settle_in, transaction_of
 from protocol.engine.links import Link
 from protocol.errors import ProtocolError
-from protocol.nodes.request_message import Request
+from protocol.nodes.request_message import HEAD_BYTES, Request, parse_head
 from protocol.nodes.request_message import parse as parse_request
 
 # As much as other senders have by default. SDKs renew the locks of all messages that came together at once, each with
@@ -92,6 +93,7 @@ class RequestLink(Intake):
     def __init__(self, connection: Host, link: Link, address: Address) -> None:
         self.connection = connection
         self.link = link
+        link.head_bytes = HEAD_BYTES
         self.node = (address.node, address.resource)
         self._begun = 0  # requests that are not answered yet
         self._postponed: deque[tuple[Request, bool]] = deque()  # others, not begun; whether their answers may be large
@@ -137,6 +139,28 @@ class RequestLink(Intake):
         finally:
             self.transaction = None
 
+    def on_oversized(self, delivery: Delivery, size_bytes: int, settled: bool) -> None:
+        text = error_texts.message_too_large(0, size_bytes, self.max_request_bytes())
+        self._answer_unread(delivery, settled, MessageTooLarge(text))
+
+    def on_crowded(self, delivery: Delivery, settled: bool) -> None:
+        self._answer_unread(delivery, settled, ServerBusy(error_texts.UNFINISHED_TOO_MUCH))
+
+    def _answer_unread(self, delivery: Delivery, settled: bool, error: BrokerError) -> None:
+        """Clients wait for an answer to their request, and not for the outcome of its delivery."""
+        try:
+            request = parse_head(self.link.head)
+        except ProtocolError:
+            self.refuse(delivery, settled, error)
+            return
+        self.connection.transactions.fail(transaction_of(delivery), error)
+        if settled:
+            forget(delivery)
+        else:
+            settle(delivery, ACCEPTED)
+        self._begun += 1
+        self.fail(request, error, partial(self._respond, request, False))
+
     def on_detach(self) -> None:
         self._postponed.clear()  # else the connection would wait for them
         self.connection.large_answers.forget(self)
@@ -175,6 +199,10 @@ class RequestLink(Intake):
     def fail(self, request: Request, error: Exception, answer: Answer) -> None:
         """Answer a request that cannot be done."""
         raise NotImplementedError
+
+    def max_request_bytes(self) -> int:
+        """What the errors of requests that are too large say."""
+        return self.link.max_message_bytes
 
     def max_response_bytes(self) -> int:
         return self.connection.gateway.settings.amqp.max_message_size_bytes

@@ -249,11 +249,16 @@ class Here:
 
     def on_oversized(self, link: Link, delivery: Delivery, size_bytes: int, settled: bool) -> None:
         text = error_texts.message_too_large(0, size_bytes, link.max_message_bytes)
-        _refuse(delivery, settled, conditions.LINK_MESSAGE_SIZE_EXCEEDED, text)
-        self.on_aborted(link)
+        self._refuse_unread(link, delivery, settled, conditions.LINK_MESSAGE_SIZE_EXCEEDED, text)
 
     def on_crowded(self, link: Link, delivery: Delivery, settled: bool) -> None:
-        _refuse(delivery, settled, conditions.SERVER_BUSY, error_texts.UNFINISHED_TOO_MUCH)
+        self._refuse_unread(link, delivery, settled, conditions.SERVER_BUSY, error_texts.UNFINISHED_TOO_MUCH)
+
+    def _refuse_unread(self, link: Link, delivery: Delivery, settled: bool, condition: str, text: str) -> None:
+        if isinstance(link.context, RequestNode):
+            link.context.on_refused(link, delivery, settled)
+            return
+        _refuse(delivery, settled, condition, text)
         self.on_aborted(link)
 
     def on_aborted(self, link: Link) -> None:

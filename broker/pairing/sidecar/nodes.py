@@ -16,7 +16,7 @@ from protocol.engine.deliveries import ACCEPTED, Delivery, forget, settle
 from protocol.engine.links import Link
 from protocol.errors import ProtocolError
 from protocol.nodes import cbs, management
-from protocol.nodes.request_message import Request, encode_response, parse, text
+from protocol.nodes.request_message import HEAD_BYTES, Request, encode_response, parse, parse_head, text
 
 REQUEST_CREDIT: Final = 100
 MAX_WAITING: Final = 200
@@ -39,6 +39,7 @@ class RequestNode:
             link.accept()
         else:
             link.context = self
+            link.head_bytes = HEAD_BYTES
             link.accept(MAX_REQUEST_BYTES, REQUEST_CREDIT)
 
     def forget_all(self) -> None:
@@ -46,13 +47,20 @@ class RequestNode:
         self._receivers.clear()
 
     def on_message(self, link: Link, delivery: Delivery, payload: bytes, settled: bool) -> None:
+        self._on_request(link, delivery, lambda: parse(payload), settled)
+
+    def on_refused(self, link: Link, delivery: Delivery, settled: bool) -> None:
+        """A request that is too large, or for which there is no room. It is answered as if it had no body."""
+        self._on_request(link, delivery, lambda: parse_head(link.head), settled)
+
+    def _on_request(self, link: Link, delivery: Delivery, read: Callable[[], Request], settled: bool) -> None:
         if settled:
             forget(delivery)
         else:
             settle(delivery, ACCEPTED)
         link.grant(REQUEST_CREDIT - link.credit)
         try:
-            request = parse(payload)
+            request = read()
         except ProtocolError:
             return  # there is nobody to answer to
         answer = self._answer(request)
