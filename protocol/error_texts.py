@@ -174,6 +174,14 @@ def message_too_large(delivery_id: int, size_bytes: int, limit_bytes: int) -> st
     )
 
 
+def empty_batch(container: str, link: str, number: int) -> str:
+    """SDKs show it to their users, as a link that was detached with amqp:not-allowed: an invalid operation."""
+    return (
+        f"The link '{container}:{link}' is force detached by the broker because publisher(link{number}) received a batch "
+        "message with no data in it. Detach origin: Publisher."
+    )
+
+
 def session_id_missing(name: str) -> str:
     return (
         f"The message has no session id, and the messaging entity '{name}' requires sessions: "

@@ -31,6 +31,13 @@ class HeaderTooLarge(LimitExceeded):
     """A message without its body, or one application property, is larger than allowed."""
 
 
+class EmptyBatch(ProtocolError):
+    """A batch of messages without messages."""
+
+    def __init__(self) -> None:
+        super().__init__("a batch without messages")
+
+
 class InvalidField(ProtocolError):
     """A part of a message is well formed, but its type or value is not allowed. `field` names the part."""
 

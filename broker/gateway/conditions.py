@@ -4,7 +4,15 @@ from broker import errors
 from protocol import conditions
 from protocol.addresses import InvalidAddress
 from protocol.codec import Symbol
-from protocol.errors import DecodeError, HeaderTooLarge, InvalidField, LimitExceeded, ProtocolError, UnequalKeys
+from protocol.errors import (
+    DecodeError,
+    EmptyBatch,
+    HeaderTooLarge,
+    InvalidField,
+    LimitExceeded,
+    ProtocolError,
+    UnequalKeys,
+)
 
 CONDITION: dict[type[errors.BrokerError], Symbol] = {
     errors.EntityNotFound: conditions.NOT_FOUND,
@@ -44,6 +52,7 @@ PROTOCOL_CONDITION: tuple[tuple[type[ProtocolError], Symbol], ...] = (
     (UnequalKeys, conditions.NOT_ALLOWED),  # as other errors of keys (PE5 of Service Bus)
     (InvalidField, conditions.ARGUMENT_ERROR),
     (InvalidAddress, conditions.ARGUMENT_ERROR),
+    (EmptyBatch, conditions.NOT_ALLOWED),
     (DecodeError, conditions.DECODE_ERROR),
     (ProtocolError, conditions.DECODE_ERROR),
 )

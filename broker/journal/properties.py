@@ -2,9 +2,10 @@
 
 from typing import Final
 
-from protocol.codec import encode, skip
+from protocol.codec import skip
 from protocol.message.fields import id_text
 from protocol.message.layout import LAYOUT
+from protocol.message.stored import annotation
 from protocol.symbols import PARTITION_KEY
 from storage.journal.columns import Properties
 from storage.journal.rows import Decoding
@@ -12,7 +13,7 @@ from storage.records import MESSAGE_HEADER_BYTES
 
 _unpack_layout = LAYOUT.unpack_from
 _LAYOUT_AT: Final = MESSAGE_HEADER_BYTES - LAYOUT.size
-_PARTITION_KEY: Final = encode(PARTITION_KEY)
+_PARTITION_KEY: Final = PARTITION_KEY.encode()
 _SHORT: Final = (0xA1, 0xA3)  # a string, a symbol, of up to 255 bytes
 _NULL: Final = 0x40
 # Of the fields of the properties section: message-id, subject, correlation-id, content-type, group-id.
@@ -33,7 +34,7 @@ def properties_of(record: bytes) -> tuple[str | None, str | None, str | None, st
     try:
         _, _, annotation_values, annotation_bytes, properties_bytes, _ = _unpack_layout(record, _LAYOUT_AT)
         begin = MESSAGE_HEADER_BYTES + annotation_bytes
-        partition_key = _partition_key(record, annotation_values, begin) if annotation_values else None
+        partition_key = _partition_key(record[MESSAGE_HEADER_BYTES:begin]) if annotation_values else None
         if not properties_bytes:
             return None, None, partition_key, None, None, None
         found: list[str | None] = [None] * 11
@@ -68,17 +69,9 @@ def _list_at(data: bytes, at: int) -> tuple[int, int]:
     return 0, at + 1
 
 
-def _partition_key(record: bytes, values: int, end: int) -> str | None:
-    at = MESSAGE_HEADER_BYTES
-    if record.find(_PARTITION_KEY, at, end) < 0:
-        return None
-    for _ in range(values >> 1):
-        value_at = skip(record, at)
-        after = skip(record, value_at)
-        if record[at:value_at] == _PARTITION_KEY:
-            return None if record[value_at] == _NULL else text(record[value_at:after])
-        at = after
-    return None
+def _partition_key(pairs: bytes) -> str | None:
+    value = annotation(pairs, _PARTITION_KEY)
+    return None if value is None or value[0] == _NULL else text(value)
 
 
 DECODING: Final = Decoding(properties_of, text)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from protocol.codec import encode
-from protocol.errors import DecodeError, LimitExceeded
+from protocol.errors import DecodeError, EmptyBatch, LimitExceeded
 from protocol.message.sections import scan
 from protocol.symbols import Descriptor
 
@@ -20,20 +20,23 @@ _DATA: Final = bytes((0x00, 0x53, Descriptor.DATA))
 def unpack_batch(payload: bytes, max_messages: int = MAX_BATCH_MESSAGES) -> list[bytes]:
     """The encoded messages in order; they are not checked.
 
-    Raises DecodeError for a malformed envelope, an envelope without messages or with another kind of body, and
-    LimitExceeded for more than `max_messages`.
+    Raises EmptyBatch for an envelope without messages, DecodeError for one that is malformed or has another kind of
+    body, and LimitExceeded for more than `max_messages`.
     """
     messages: list[bytes] = []
     for section in scan(payload, max_messages + _ENVELOPE_SECTIONS):
         if section.kind is Descriptor.DATA:
             if len(messages) == max_messages:
                 raise LimitExceeded("number of messages in a batch", max_messages)
-            size_bytes = 1 if payload[section.value] == 0xA0 else 4
+            constructor = payload[section.value]
+            if constructor == 0x40:
+                raise DecodeError("a message of a batch that is null", section.value)
+            size_bytes = 1 if constructor == 0xA0 else 4
             messages.append(payload[section.value + 1 + size_bytes : section.end])
         elif section.kind in (Descriptor.AMQP_VALUE, Descriptor.AMQP_SEQUENCE):
             raise DecodeError("a batch whose body is not data", section.start)
     if not messages:
-        raise DecodeError("a batch without messages", len(payload))
+        raise EmptyBatch
     return messages
 
 

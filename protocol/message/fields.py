@@ -150,22 +150,29 @@ _FIXED_WIDTH: Final = {
 }
 
 
+_SHORT_TEXT: Final = frozenset((0xA1, 0xA3))  # strings and symbols of up to 255 bytes
+_LONG_TEXT: Final = frozenset((0xB1, 0xB3))
+
+
 def application_properties(message: bytes, at: int, end: int, count: int) -> None:
-    """Check that the pairs are strings and simple values (or described simple values, as .NET sends)."""
+    """Check that the pairs are strings and simple values (or described simple values, as .NET sends).
+
+    Some clients send symbols in place of the strings, and Service Bus takes them. Equal texts are the same key.
+    """
     if count & 1:
         raise DecodeError("application properties with an odd number of values", at)
     keys = set()
     for _ in range(count >> 1):
         begin = at
         constructor = message[at]
-        if constructor == 0xA1:
+        if constructor in _SHORT_TEXT:
             at += 2 + message[at + 1]
             key = message[begin + 2 : at]
-        elif constructor == 0xB1:
+        elif constructor in _LONG_TEXT:
             at = skip(message, at)
             key = message[begin + 5 : at]
         else:
-            raise DecodeError("an application property's key is not a string", at)
+            raise DecodeError("an application property's key is neither a string nor a symbol", at)
         if not key.isascii():
             _check_text(key, constructor, begin)
         keys.add(key)
@@ -263,6 +270,7 @@ _ANNOTATIONS: Final[dict[bytes, Any]] = {
     VIA_PARTITION_KEY.encode(): _via_partition_key,
     SCHEDULED_ENQUEUE_TIME.encode(): _scheduled_enqueue_time,
 }
+_ULONG: Final = frozenset((0x44, 0x53, 0x80))
 _DELIVERY_ANNOTATIONS: Final[dict[bytes, Any]] = {
     LOCK_TOKEN.encode(): _BROKERS,
     STORED_FIRST_ACQUIRER.encode(): _BROKERS,
@@ -274,31 +282,36 @@ def annotations(
 ) -> tuple[bytes | None, int]:
     """The pairs to store, or None if they are stored as they were sent; and the count of their keys and values.
 
-    Pairs that only a broker sets are left out, and partition keys become strings.
+    Keys are symbols or ulongs (3.2.10), and strings are taken as symbols are. Pairs that only a broker sets are left
+    out, and partition keys become strings.
     """
     if count & 1:
         raise DecodeError("annotations with an odd number of values", at)
     kept = []
     keep_from = at
     values = count
-    keys = set()
+    keys: set[bytes | int] = set()
     for _ in range(count >> 1):
         begin = at
         constructor = message[at]
-        if constructor == 0xA3:
+        key: bytes | int
+        if constructor in _SHORT_TEXT:
             at += 2 + message[at + 1]
             key = message[begin + 2 : at]
-        elif constructor == 0xB3:
+        elif constructor in _LONG_TEXT:
             at = skip(message, at)
             key = message[begin + 5 : at]
+        elif constructor in _ULONG:
+            number, at = decode(message, at)
+            key = int(number)
         else:
-            raise DecodeError("an annotation's key is not a symbol", at)
-        if not key.isascii():
-            _check_text(key, 0xA3, begin)
+            raise DecodeError("an annotation's key is no symbol, ulong or string", at)
+        if isinstance(key, bytes) and not key.isascii():
+            _check_text(key, constructor, begin)
         keys.add(key)
         value_at = at
         at = _check_value(message, at)
-        known = names.get(key)
+        known = names.get(key) if isinstance(key, bytes) else None
         if known is None:
             continue
         if known is _BROKERS:

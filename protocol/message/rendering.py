@@ -12,7 +12,7 @@ import struct
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from protocol.codec import Int, Short, encode, skip
+from protocol.codec import Int, Short, decode_exactly, encode, skip
 from protocol.message.layout import DURABLE, HAS_DELIVERY_ANNOTATIONS, HAS_PRIORITY, LAYOUT, Layout, unpack_layout
 from protocol.message.stored import values_of
 from protocol.symbols import (
@@ -362,8 +362,8 @@ def _merged(application_properties: bytes, changes: Mapping[str, str | bytes | N
             value_at = skip(application_properties, at)
             end = skip(application_properties, value_at)
             name = application_properties[at:value_at]
-            if name[0] == 0xB1:  # not every encoder uses the short form
-                name = encode(name[5:].decode())
+            if name[0] != 0xA1:  # not every encoder uses the short form, and some clients send symbols
+                name = encode(str(decode_exactly(name)))
             if name not in added:
                 pairs.append(application_properties[at:end])
             at = end

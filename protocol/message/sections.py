@@ -28,7 +28,7 @@ _CONSTRUCTORS: Final = {
     Descriptor.MESSAGE_ANNOTATIONS: _MAP,
     Descriptor.PROPERTIES: _LIST,
     Descriptor.APPLICATION_PROPERTIES: _MAP,
-    Descriptor.DATA: frozenset((0xA0, 0xB0)),
+    Descriptor.DATA: frozenset((0xA0, 0xB0, 0x40)),  # null is no binary, but clients send it, and Service Bus takes it
     Descriptor.AMQP_SEQUENCE: _LIST,
     Descriptor.AMQP_VALUE: frozenset(range(256)),
     Descriptor.FOOTER: _MAP,

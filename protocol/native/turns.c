@@ -5,7 +5,7 @@
 #include "intake.h"
 #include "records.h"
 
-#define PARTITION_KEY "\xA3\x13x-opt-partition-key"
+#define PARTITION_KEY "\x13x-opt-partition-key" // behind its constructor
 
 bool items_next(struct items *items) {
     while (!items->left) {
@@ -68,7 +68,7 @@ bool record_texts(const uint8_t *record, size_t size, const uint8_t *texts[TEXTS
     if (annotation_bytes + properties_bytes > size - RECORD_HEADER_BYTES) return false;
     size_t wanted = sizeof PARTITION_KEY - 1;
     for (size_t at = 0; at + wanted <= annotation_bytes; at++)
-        if (stored[at] == SYMBOL_8 && memcmp(stored + at, PARTITION_KEY, wanted) == 0) return false;
+        if (stored[at] == wanted - 1 && memcmp(stored + at, PARTITION_KEY, wanted) == 0) return false;
     struct properties properties;
     const uint8_t *section = stored + annotation_bytes;
     if (!properties_read(section, properties_bytes, &properties)) return false;

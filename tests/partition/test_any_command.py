@@ -21,6 +21,7 @@ from broker.gateway.namespace import Entity
 from broker.gateway.nodes.management import ManagementRequests
 from broker.metrics import EntityMetrics
 from broker.namespace.entities import Description, QueueDescription, SubscriptionDescription, TopicDescription
+from broker.namespace.fragments import Keys
 from broker.partition.partition import Partition
 from broker.partition.requests import Underway
 from broker.partition.settings import PartitionSettings
@@ -382,6 +383,7 @@ class World:
                     delivery=SimpleNamespace(receive_active_by_number=self.starts % 2 > 0),
                 ),
                 new_message_id=lambda: encode("new"),
+                namespace=SimpleNamespace(keys_of=lambda _: Keys.NONE),
             ),
             rights=SimpleNamespace(require=lambda *_: None),
             post_gathered=lambda: None,

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.codec import Described, Symbol, encode
-from protocol.errors import DecodeError, LimitExceeded, ProtocolError
+from protocol.errors import DecodeError, EmptyBatch, LimitExceeded, ProtocolError
 from protocol.message.batches import unpack_batch
 from tests.examples import examples
 
@@ -34,8 +34,7 @@ def test_an_envelope_may_have_any_metadata():
 @pytest.mark.parametrize(
     ("payload", "reason"),
     [
-        (b"", "without messages"),
-        (section(0x73, ["id"]), "without messages"),
+        (b"\x00\x53\x75\x40", "is null"),
         (section(0x77, [b"m"]), "body is not data"),
         (section(0x75, b"m") + section(0x76, [1]), "body is not data"),
         (section(0x75, b"m")[:-1], "end within"),
@@ -45,6 +44,12 @@ def test_an_envelope_may_have_any_metadata():
 )
 def test_a_malformed_batch_is_refused_as_a_whole(payload, reason):
     with pytest.raises(DecodeError, match=reason):
+        unpack_batch(payload)
+
+
+@pytest.mark.parametrize("payload", [b"", section(0x73, ["id"])])
+def test_a_batch_without_messages_is_told_apart(payload):
+    with pytest.raises(EmptyBatch):
         unpack_batch(payload)
 
 

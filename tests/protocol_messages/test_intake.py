@@ -461,7 +461,7 @@ def test_annotations_may_be_of_any_type():
         ("00a30161a000", "no section of a message"),
         ("0040a000", "no section of a message"),
         ("00c00100a000", "no section of a message"),
-        ("00537540", "wrong type"),
+        ("00537541", "wrong type"),
         ("005370c100", "wrong type"),
         ("005372c00100", "wrong type"),
         ("00537240", "wrong type"),
@@ -490,8 +490,8 @@ def test_malformed_sections_say_what_is_wrong(hexadecimal, reason):
         (PROPERTIES, 1, "a1 05 ff", "size and content|invalid bytes|ends? within"),
         (PROPERTIES, 7, "40 40 40 40 40 40 a3 02 c3a9", "invalid bytes"),
         (APPLICATION, 1, "40", "odd number"),
-        (APPLICATION, 2, "52 01 40", "key is not a string"),
-        (APPLICATION, 2, "40 40", "key is not a string"),
+        (APPLICATION, 2, "52 01 40", "key is neither a string nor a symbol"),
+        (APPLICATION, 2, "40 40", "key is neither a string nor a symbol"),
         (APPLICATION, 2, "a1 01 ff 40", "invalid bytes"),
         (APPLICATION, 2, "a1 01 61 a1 01 ff", "invalid bytes"),
         (APPLICATION, 2, "a1 01 61 b1 00000001 ff", "string of invalid bytes"),
@@ -505,8 +505,8 @@ def test_malformed_sections_say_what_is_wrong(hexadecimal, reason):
         (APPLICATION, 0, "40", "size and content"),
         (APPLICATION, 4, "a1 01 61 40 a1 01 61 40", "equal keys"),
         (ANNOTATIONS, 1, "40", "odd number"),
-        (ANNOTATIONS, 2, "a1 01 61 40", "key is not a symbol"),
-        (ANNOTATIONS, 2, "53 01 40", "key is not a symbol"),
+        (ANNOTATIONS, 2, "52 01 40", "key is no symbol, ulong or string"),
+        (ANNOTATIONS, 2, "40 40", "key is no symbol, ulong or string"),
         (ANNOTATIONS, 2, "a3 01 ff 40", "invalid bytes"),
         (ANNOTATIONS, 4, "a3 01 61 40 a3 01 61 40", "equal keys"),
         (ANNOTATIONS, 2, "a3 01 61 c0 02 02 40", "ends? within|size and content"),
@@ -521,6 +521,49 @@ def test_malformed_content_of_sections_says_what_is_wrong(code, count, content, 
     for message in (malformed, malformed + BODY, wide(malformed) + BODY, BODY + malformed):
         with pytest.raises((DecodeError, InvalidField), match=reason):
             take_apart(message)
+
+
+def test_a_body_of_null_data_is_stored_as_it_is():
+    null = bytes.fromhex("00537540")
+    assert take_apart(null)[1] == null
+    assert take_apart(section(PROPERTIES, ["id"]) + null + BODY)[1] == section(PROPERTIES, ["id"]) + null + BODY
+
+
+@pytest.mark.parametrize("key", ["a301 61", "a101 61", "b100000001 61", "44", "53 05", "80 8000000000000000"])
+@pytest.mark.parametrize("code", [ANNOTATIONS, DELIVERY])
+def test_annotation_keys_are_symbols_ulongs_or_strings_and_stay_what_they_are(code, key):
+    pair = bytes.fromhex(key) + encode("value")
+    other = encode(Symbol("b")) + encode(1)
+    message = bytes((0, 0x53, code, 0xC1, len(pair + other) + 1, 4)) + pair + other + BODY
+    assert take_apart(message)[1].endswith(pair + other + BODY)
+    assert take_apart(wide(message[: -len(BODY)]) + BODY)[1].endswith(pair + other + BODY)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "reason"),
+    [("a301 61", "a101 61", "equal keys"), ("44", "53 00", "equal keys"), ("a101 ff", "44", "invalid bytes")],
+)
+def test_equal_or_broken_annotation_keys_are_refused(one, other, reason):
+    pairs = bytes.fromhex(f"{one}40{other}40")
+    with pytest.raises(DecodeError, match=reason):
+        take_apart(bytes((0, 0x53, ANNOTATIONS, 0xC1, len(pairs) + 1, 4)) + pairs + BODY)
+
+
+def test_a_string_is_taken_as_the_symbol_that_the_broker_knows():
+    known = {"x-opt-partition-key": "k", "x-opt-sequence-number": 7}
+    _, stored, _, extra = take_apart(encode(Described(ULong(ANNOTATIONS), known)) + BODY)
+    assert extra == {Extra.PARTITION_KEY: "k"}
+    assert stored == encode("x-opt-partition-key") + encode("k") + BODY
+
+
+@pytest.mark.parametrize("key", ["a301 61", "b300000001 61"])
+def test_keys_of_application_properties_may_be_symbols_and_stay_so(key):
+    pair = bytes.fromhex(key) + encode("value")
+    section_ = bytes((0, 0x53, APPLICATION, 0xC1, len(pair) + 1, 2)) + pair
+    assert take_apart(section_ + BODY)[1] == section_ + BODY
+    twice = bytes((0, 0x53, APPLICATION, 0xC1, 2 * len(pair) + 1, 4)) + pair + b"\xa1\x01a" + encode("value")
+    with pytest.raises(DecodeError, match="equal keys"):
+        take_apart(twice[:4] + bytes((len(twice) - 5,)) + twice[5:] + BODY)
 
 
 def test_a_flood_of_sections_is_refused():

@@ -140,6 +140,12 @@ def test_first_acquirer_is_no_delivery_annotation_of_the_client(sent, locked_unt
     assert ANNOTATIONS in sections_of(message)
 
 
+def test_changes_replace_properties_whose_names_are_symbols():
+    sent = section(APPLICATION, {Symbol("a"): 1, Symbol("b"): 2, "c": 3}) + BODY
+    additions = Additions(properties={"a": "new", "b": None, "c": "too"})
+    assert sections_of(rendered(sent, additions=additions))[APPLICATION] == {"a": "new", "c": "too"}
+
+
 def test_a_partitioned_entitys_annotations_are_added():
     additions = Additions(partition_id=3, partition_key="k")
     annotations = sections_of(rendered(BODY, additions=additions))[ANNOTATIONS]

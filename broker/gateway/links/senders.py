@@ -20,10 +20,18 @@ from broker.namespace.entities import Right
 from broker.wire import Extra, Send
 from protocol import error_texts
 from protocol.addresses import Address
-from protocol.engine.deliveries import ACCEPTED, TRANSACTIONAL, Delivery, forget, settle_in, transactional_state
+from protocol.engine.deliveries import (
+    ACCEPTED,
+    TRANSACTIONAL,
+    Delivery,
+    forget,
+    settle_in,
+    transaction_of,
+    transactional_state,
+)
 from protocol.engine.links import Link
 from protocol.engine.native import address_of, delivery_at, native
-from protocol.errors import ProtocolError
+from protocol.errors import EmptyBatch, ProtocolError
 from protocol.message.batches import unpack_batch
 from protocol.message.intake import take_apart
 
@@ -263,6 +271,9 @@ class ClientSender(EntityLink, Intake):
                     self._check(message)
             if self.destination is not None:
                 messages = addressed(messages, self.destination)
+        except EmptyBatch as error:
+            self._end_after_empty_batch(delivery, settled, error)
+            return
         except (ProtocolError, BrokerError) as error:
             self.refuse(delivery, settled, error)
             return
@@ -295,6 +306,15 @@ class ClientSender(EntityLink, Intake):
             channel.send_batch(waiting, messages, len(payload))
         else:
             channel.take(waiting, messages[0], len(payload))
+
+    def _end_after_empty_batch(self, delivery: Delivery, settled: bool, error: EmptyBatch) -> None:
+        """As Service Bus does: what came before is answered, then the link is detached. The batch has no outcome."""
+        self.connection.transactions.fail(transaction_of(delivery), error)
+        if settled:
+            forget(delivery)
+        link = self.link
+        text = error_texts.empty_batch(self.connection.client_name[:100], link.name[:100], link.channel_handle[1])
+        self.detach(NotAllowed(text))
 
     def send_in(
         self,

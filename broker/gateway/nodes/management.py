@@ -45,8 +45,8 @@ from storage.records import Place
 MAX_PEEK_BYTES = 255 * 1024
 MAX_PEEK_MESSAGES = 1000
 MAX_DELETE_MESSAGES = 4000
-# What a request may have besides messages or a state as large as the entity takes them. Each of 4,000 scheduled messages
-# has some keys, its id and its session id beside it.
+# What a request may have besides messages or a state as large as the entity takes them. Beside each of 4,000 scheduled
+# messages are some keys, its id and its session id.
 ENVELOPE_BYTES = 1 << 20
 MIN_RULE_BYTES = 64  # the least size of a rule in the answer to enumerate-rules
 
