@@ -33,7 +33,7 @@ def too_many(what: str, limit: int, of: str) -> str:
 
 
 def rule_exists(name: str, subscription: str) -> str:
-    return f"The rule '{name}' of '{subscription}' already exists."
+    return f"The messaging entity '{subscription}/Rules/{name}' already exists."
 
 
 def rule_not_found(name: str, subscription: str) -> str:
@@ -177,8 +177,8 @@ def message_too_large(delivery_id: int, size_bytes: int, limit_bytes: int) -> st
 def empty_batch(container: str, link: str, number: int) -> str:
     """SDKs show it to their users, as a link that was detached with amqp:not-allowed: an invalid operation."""
     return (
-        f"The link '{container}:{link}' is force detached by the broker because publisher(link{number}) received a batch "
-        "message with no data in it. Detach origin: Publisher."
+        f"The link '{container}:{link}' is force detached by the broker because publisher(link{number}) received a "
+        "batch message with no data in it. Detach origin: Publisher."
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from protocol import codec
 from protocol.codec import UInt, ULong
+from protocol.engine import rejections
 from protocol.engine.delivery_ids import DeliveryIds
 from protocol.engine.native import native
 from protocol.engine.performatives import (
@@ -301,7 +302,10 @@ class FrameWalk:
                             continue
                 size, form, channel, descriptor, code = _head(data, at)
                 next_at = at + size
-                if size > largest or size < _LEAST_BYTES:
+                is_large = size > largest
+                if is_large and form == _USUAL_FORM and descriptor == _SMALL_ULONG and code == DISPOSITION:
+                    is_large = not self._may_be_cut(size)
+                if is_large or size < _LEAST_BYTES:
                     if size != _HEARTBEAT_BYTES:
                         raise FramingError(f"a frame of {size} bytes: frames have 8 to {largest} bytes")
                     if form != _USUAL_FORM:
@@ -345,7 +349,9 @@ class FrameWalk:
                         role, count = True, _deliveries_of(data, at + 15, next_at)
                     if count > _FEW_DELIVERIES:
                         work -= self._tell(count, channel, role) // _TOLD_PER_WORK
-                    if translated and channel in translated:
+                    if size > largest:
+                        self._cut(data, at, next_at, channel, disposition, largest)
+                    elif translated and channel in translated:
                         self._disposition(data, at, next_at, channel)
                 elif code == FLOW:
                     self.has_flow = True
@@ -379,7 +385,8 @@ class FrameWalk:
                 self._interrupt(data, at)
                 return self._given(data, begin, at)
             size = _frame_size(data, at)[0] if end - at >= 4 else _HEARTBEAT_BYTES
-            if size != _HEARTBEAT_BYTES and not _LEAST_BYTES <= size <= largest:
+            is_known = _LEAST_BYTES <= size <= largest or self._may_be_cut(size)
+            if size != _HEARTBEAT_BYTES and not is_known:
                 raise FramingError(f"a frame of {size} bytes: frames have 8 to {largest} bytes")
         except ProtocolError as error:
             self._closed = True
@@ -601,6 +608,21 @@ class FrameWalk:
         if told > _TOLD_DELIVERIES + _TOLD_EACH * all_:
             raise WorkTooLarge("The dispositions are for the same deliveries again and again.")
         return count
+
+    def _may_be_cut(self, size: int) -> bool:
+        """True if a frame of this size, which is too large, may be a rejection with long texts."""
+        return self._opened and self._max_frame_size < size <= rejections.MAX_FRAME_BYTES
+
+    def _cut(self, data: bytes, at: int, next_at: int, channel: int, fields: list[Any], largest: int) -> None:
+        """Let proton have a smaller one in place of a disposition that is too large. Raises FramingError.
+
+        It is of a receiver, whose deliveries need no translation.
+        """
+        frame = frame_of(channel, DISPOSITION, rejections.with_texts_cut(fields))
+        role, *_ = fields
+        if len(frame) > largest or not role:
+            raise FramingError(f"a frame of {next_at - at} bytes: frames have 8 to {largest} bytes")
+        self._change(data, at, next_at, frame)
 
     def _disposition(self, data: bytes, at: int, next_at: int, channel: int) -> None:
         """Translate the peer's disposition of its deliveries. Raises LimitExceeded."""

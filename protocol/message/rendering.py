@@ -169,6 +169,16 @@ def with_changes(
     return LAYOUT.pack(*changed), b"".join((body[:properties_at], fields, pairs, body[body_at:]))
 
 
+def header_bytes(
+    layout: bytes, body: bytes, properties: Mapping[str, str | bytes | None], system: Mapping[int, bytes | None]
+) -> int:
+    """The size of all sections but the body, after later changes were merged into them; see `Additions`."""
+    parts = unpack_layout(layout)
+    sections = body[: parts.annotation_bytes + parts.properties_bytes + parts.application_properties_bytes]
+    changed = unpack_layout(with_changes(layout, sections, properties, system)[0])
+    return changed.annotation_bytes + changed.properties_bytes + changed.application_properties_bytes
+
+
 # --- the common way ---------------------------------------------------------------------------------------------------
 
 _unpack_layout = LAYOUT.unpack

@@ -436,7 +436,7 @@ QUEUE = {"name": "new"}
         (NotAllowed, "only subscriptions", ("create", "queue", QUEUE, [a_rule("a")])),
         (
             EntityAlreadyExists,
-            "rule 'A'",
+            "x/Rules/A' already exists",
             ("create", "subscription", {"topic": "news", "name": "x"}, [a_rule("a"), a_rule("A")]),
         ),
         (

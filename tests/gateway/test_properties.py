@@ -1,7 +1,8 @@
 """What a receiver may set on a message while it settles it."""
 
-from broker.gateway.links.properties import MAX_REASON_CHARACTERS, dead_letter_properties, encode_properties
+from broker.gateway.links.properties import dead_letter_properties, encode_properties
 from protocol.codec import Int, Symbol, encode
+from protocol.engine.rejections import MAX_REASON_CHARACTERS
 
 
 def test_values_keep_their_amqp_type() -> None:

@@ -1,10 +1,14 @@
 """Locks and outcomes."""
 
+from typing import Any
+
 import pytest
 
 from broker.errors import LockLost, MessageTooLarge, NotAllowed
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
+from protocol.codec import Described, ULong, encode
+from protocol.message.layout import LAYOUT
 from storage.queue_ids import Part
 from storage.records import Field
 from tests.partition.driver import DEAD, LOCK_MS, MAIN, Driver, message
@@ -285,6 +289,48 @@ def test_properties_of_receivers_have_a_limit_and_the_message_stays_locked():
     [result] = queue.settle(Outcome.ABANDONED, delivery, properties={"b": "x" * 90})
     assert isinstance(result, MessageTooLarge)
     assert queue.settle(Outcome.ABANDONED, delivery, properties={"a": "y" * 90}) == [None]
+
+
+TOO_LARGE = {
+    "DeadLetterReason": "HeaderSizeExceeded",
+    "DeadLetterErrorDescription": "The size quota for this stream exceeded the limit.",
+}
+
+
+def large_header(subject_bytes: int, body_bytes: int = 10) -> list[Any]:
+    fields = encode(Described(ULong(0x73), ["id", None, None, "s" * subject_bytes]))
+    layout = LAYOUT.pack(0, 0, 0, 0, len(fields), 0)
+    return [layout, fields + encode(Described(ULong(0x75), bytes(body_bytes))), None, None]
+
+
+@pytest.mark.parametrize("body_bytes", [10, 1 << 20])
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_a_message_that_a_reason_makes_too_large_is_dead_lettered_with_that_as_the_reason(body_bytes, in_parts):
+    queue = Driver()
+    queue.send(large_header(60_000, body_bytes))
+    reason = {"DeadLetterReason": "r" * 4096, "DeadLetterErrorDescription": "d" * 4096}
+    if in_parts:
+        queue.settle(Outcome.ABANDONED, queue.receive_one(), properties={"p": "x" * 4096})
+        reason = {"DeadLetterReason": "r" * 4096}
+    assert queue.settle(Outcome.DEAD_LETTERED, queue.receive_one(), properties=reason) == [None]
+    [dead] = queue.peek(queue=DEAD)
+    assert dead.properties == ({"p": "x" * 4096} if in_parts else {}) | TOO_LARGE
+    assert queue.partition.tallies()[MAIN]["dead_lettered"] == {"HeaderSizeExceeded": 1}
+
+
+@pytest.mark.parametrize("body_bytes", [10, 1 << 20])
+def test_a_message_that_a_reason_does_not_make_too_large_keeps_it(body_bytes):
+    queue = Driver()
+    queue.send(large_header(56_000, body_bytes))
+    reason = {"DeadLetterReason": "r" * 4096, "DeadLetterErrorDescription": "d" * 4096}
+    queue.settle(Outcome.DEAD_LETTERED, queue.receive_one(), properties=reason)
+    assert queue.peek(queue=DEAD)[0].properties == reason
+
+
+def test_more_properties_than_a_message_may_have_dead_letter_it_all_the_same(queue):
+    queue.send("a")
+    assert queue.settle(Outcome.DEAD_LETTERED, queue.receive_one(), properties={"p": "x" * 70_000}) == [None]
+    assert queue.peek(queue=DEAD)[0].properties == TOO_LARGE
 
 
 def test_a_broken_connection_drops_its_own_locks_only(queue):

@@ -5,10 +5,10 @@ from typing import Any
 
 from protocol import codec
 from protocol.codec import Array
+from protocol.engine.rejections import MAX_REASON_CHARACTERS
 
 DEAD_LETTER_REASON = "DeadLetterReason"
 DEAD_LETTER_DESCRIPTION = "DeadLetterErrorDescription"
-MAX_REASON_CHARACTERS = 4096  # of the reason and of the description (amqp.md 13.1)
 
 
 def encode_properties(properties: Mapping[Any, Any], directives: Collection[str] = ()) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from broker.errors import (
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Host
 from broker.gateway.links.delivery import embed
-from broker.gateway.links.properties import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, MAX_REASON_CHARACTERS
+from broker.gateway.links.properties import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON
 from broker.gateway.namespace import Entity
 from broker.gateway.nodes.entity_counts import counted_queues, entity_counts, summed
 from broker.gateway.nodes.parts import Parts
@@ -33,6 +33,7 @@ from protocol import error_texts
 from protocol.addresses import Address, Part
 from protocol.bounds import MAX_COUNT
 from protocol.engine.links import Link
+from protocol.engine.rejections import MAX_REASON_CHARACTERS
 from protocol.errors import ProtocolError
 from protocol.lock_tokens import token_of, uuid_of
 from protocol.message.intake import take_apart

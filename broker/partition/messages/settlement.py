@@ -18,7 +18,7 @@ from itertools import islice
 from typing import cast
 
 from broker.errors import BrokerError, LockLost, MessageTooLarge, NotAllowed
-from broker.partition.messages import delays
+from broker.partition.messages import delays, header_sizes
 from broker.partition.messages.moves import (
     Properties,
     dead_letter,
@@ -30,7 +30,7 @@ from broker.partition.messages.moves import (
 from broker.partition.state.core import Core
 from broker.partition.state.locks import Ending, Held, Holder
 from broker.partition.state.queue import Queue
-from broker.partition.state.tally import BY_APPLICATION
+from broker.partition.state.tally import BY_APPLICATION, HEADER_SIZE_EXCEEDED
 from broker.partition.state.timers import Due
 from broker.runs import tokens_of
 from broker.wire import Outcome
@@ -90,8 +90,10 @@ def refusal(
         if (refused := delays.refusal(core, outcome, properties, place)) is not None:
             return refused
         _, properties = delays.taken_out(core, properties)
+        if outcome == Outcome.DEAD_LETTERED:
+            return None  # with too many properties it is dead-lettered without these: see `_dead_letter`
         before = (overlay or {}).get(Field.PROPERTIES) or {}
-        if sum(map(_size, {**before, **(properties or {})}.items())) > core.settings.properties_bytes:
+        if header_sizes.sizes_of({**before, **(properties or {})}) > core.settings.properties_bytes:
             limit = core.settings.properties_bytes
             return MessageTooLarge(f"The properties set by receivers exceed {limit} bytes.")
     return None
@@ -101,13 +103,8 @@ def written_bytes(queue: Queue, tokens: Sequence[bytes], properties: Properties 
     """Bytes of properties that a settlement writes which leaves these messages in the store."""
     held = [queue.locks.held[token] for token in tokens if token in queue.locks.held]
     before = [(overlay or {}).get(Field.PROPERTIES) or {} for (_, _, _, overlay), *_ in held]
-    added_bytes = sum(map(_size, (properties or {}).items()))
-    return sum(sum(map(_size, each.items())) + added_bytes for each in before)
-
-
-def _size(item: tuple[str, str | bytes | None]) -> int:
-    name, value = item
-    return len(name.encode()) + len(value.encode() if isinstance(value, str) else value or b"")
+    added_bytes = header_sizes.sizes_of(properties or {})
+    return sum(header_sizes.sizes_of(each) + added_bytes for each in before)
 
 
 def _complete(core: Core, queue: Queue, removed: list[Held]) -> list[BrokerError | None]:
@@ -139,7 +136,10 @@ def _defer(core: Core, queue: Queue, held: Held, properties: Properties | None, 
 
 
 def _dead_letter(core: Core, queue: Queue, held: Held, properties: Properties | None, now_ms: int) -> None:
-    dead_letter(core, queue, held, properties, BY_APPLICATION)
+    if properties and header_sizes.exceed_with(core, held, properties):
+        dead_letter(core, queue, held, header_sizes.SAID, HEADER_SIZE_EXCEEDED)
+    else:
+        dead_letter(core, queue, held, properties, BY_APPLICATION)
 
 
 _APPLY: dict[Outcome, Callable[[Core, Queue, Held, Properties | None, int], None]] = {

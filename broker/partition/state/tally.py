@@ -5,6 +5,7 @@ from copy import copy
 # The reasons under which dead-lettering is counted.
 MAX_DELIVERY_COUNT_EXCEEDED = "MaxDeliveryCountExceeded"
 TTL_EXPIRED = "TTLExpiredException"
+HEADER_SIZE_EXCEEDED = "HeaderSizeExceeded"
 BY_APPLICATION = "Application"
 
 

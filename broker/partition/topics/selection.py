@@ -4,8 +4,10 @@ import struct
 from functools import partial
 from typing import Any, NamedTuple
 
+from broker.partition.messages import header_sizes
 from broker.partition.messages.moves import DESCRIPTION, REASON
 from broker.partition.state.core import Core
+from broker.partition.state.tally import HEADER_SIZE_EXCEEDED
 from broker.partition.state.topic import Topic
 from broker.rules import RULE_NAME, ActionError, Changes, Duration, FilterError, Instant, Match, MessageView, Rule
 from broker.rules.errors import failure_of
@@ -56,11 +58,23 @@ _FIELDS = {
 _CONTENT_TYPE = 6
 
 
-def view_of(layout: bytes, body: bytes, number: int, now_ms: int, expires_ms: int) -> MessageView:
+class PublishedView(MessageView):
     """A message published now, as rules see it; `body` are the bytes stored with `layout`."""
+
+    __slots__ = ("body", "layout")
+
+    def __init__(self, layout: bytes, body: bytes, *sections: Any) -> None:
+        super().__init__(*sections)
+        self.layout = layout
+        self.body = body
+
+
+def view_of(layout: bytes, body: bytes, number: int, now_ms: int, expires_ms: int) -> PublishedView:
     annotation_bytes, properties_bytes, application_properties_bytes = _layout(layout)
     properties_at = annotation_bytes + properties_bytes
-    return MessageView(
+    return PublishedView(
+        layout,
+        body,
         body[annotation_bytes:properties_at],
         body[properties_at : properties_at + application_properties_bytes],
         body[:annotation_bytes],
@@ -76,7 +90,7 @@ def _given(body_bytes: int, number: int, now_ms: int, expires_ms: int) -> dict[s
     return given
 
 
-def select(core: Core, topic: Topic, message: MessageView, now_ms: int, limit_ms: int | None) -> Selected:
+def select(core: Core, topic: Topic, message: PublishedView, now_ms: int, limit_ms: int | None) -> Selected:
     """The copies that rules make (without those for subscriptions that take every message), and the failures.
 
     `limit_ms` is the longest time to live that an action may set. If rules of a subscription fail on the message, its
@@ -96,7 +110,7 @@ def select(core: Core, topic: Topic, message: MessageView, now_ms: int, limit_ms
 def _select_of(
     core: Core,
     match: Match,
-    message: MessageView,
+    message: PublishedView,
     now_ms: int,
     limit_ms: int | None,
     selection: Selection,
@@ -104,6 +118,7 @@ def _select_of(
 ) -> None:
     entity_id: int = match.subscription  # type: ignore[assignment] # as in `select`
     failures: list[tuple[Rule, FilterError]] = list(match.errors)
+    overlay: Overlay
     if match.is_plain:
         selection.append((queue_id_of(entity_id), None))
     for rule in match.changed:
@@ -113,7 +128,15 @@ def _select_of(
         except Exception as error:
             failures.append((rule, failure_of(ActionError, error)))
         else:
-            selection.append((queue_id_of(entity_id), changed))
+            if _is_too_large(message, changed):
+                overlay = {
+                    Field.PROPERTIES: dict(header_sizes.SAID),
+                    Field.DEAD_LETTER_SOURCE: core.terms[entity_id].name,
+                }
+                selection.append((queue_id_of(entity_id, Part.DEAD_LETTER), overlay))
+                failed.append(Failure(entity_id, 0, HEADER_SIZE_EXCEEDED))
+            else:
+                selection.append((queue_id_of(entity_id), changed))
     if not failures:
         return
     terms = core.terms[entity_id]
@@ -121,7 +144,7 @@ def _select_of(
         failed.append(Failure(entity_id, len(failures), None))
         return
     rule, failure = failures[0]
-    overlay: Overlay = {
+    overlay = {
         Field.PROPERTIES: {
             REASON: failure.reason,
             DESCRIPTION: f"Rule '{rule.name}': {failure}"[:MAX_DESCRIPTION_CHARACTERS],
@@ -153,12 +176,16 @@ def _changed(rule: Rule, changes: Changes, now_ms: int, limit_ms: int | None) ->
             assert value is None or isinstance(value, Duration)  # as `actions` has checked
             ttl_ms = _shorter(None if value is None else value.ticks // 10_000, limit_ms)
             overlay[Field.EXPIRES_MS] = NEVER if ttl_ms is None else min(now_ms + ttl_ms, NEVER)
-    size_bytes = sum(map(len, set_of_user.values())) + sum(len(value or b"") for value in system.values())
-    if size_bytes > MAX_HEADER_BYTES:
-        raise ActionError(f"an action sets at most {MAX_HEADER_BYTES} bytes of properties, not {size_bytes}")
     if system:
         overlay[Field.SYSTEM] = system
     return overlay
+
+
+def _is_too_large(message: PublishedView, changed: Overlay) -> bool:
+    """True if the message's properties are too many with the changes of an action."""
+    properties, system = changed[Field.PROPERTIES], changed.get(Field.SYSTEM) or {}
+    known_bytes = sum(_layout(message.layout)) + header_sizes.most_bytes(properties, system)
+    return known_bytes > MAX_HEADER_BYTES and header_sizes.exceed(message.layout, message.body, properties, system)
 
 
 def _encoded(field: int, value: str | Duration | Instant) -> bytes:
