@@ -52,6 +52,8 @@ def parse_head(head: Buffer) -> Request:
     except DecodeError:
         if Descriptor.PROPERTIES not in sections:
             raise
+    if Descriptor.PROPERTIES not in sections:
+        raise DecodeError("the beginning of a request without properties", offset)
     sections.pop(Descriptor.AMQP_VALUE, None)
     return _request_of(sections)
 

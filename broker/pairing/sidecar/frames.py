@@ -9,6 +9,7 @@ from struct import Struct
 from typing import Any, Final, NamedTuple
 
 from protocol.codec import Described, ULong, decode, encode
+from protocol.engine import rejections
 from protocol.engine.padding import EVERYTHING
 from protocol.engine.performatives import checked_fields
 from protocol.errors import DecodeError, ProtocolError
@@ -31,6 +32,7 @@ _U32: Final = Struct(">I").unpack_from
 _NULL, _TRUE, _FALSE, _ZERO, _SMALL, _WIDE = 0x40, 0x41, 0x42, 0x43, 0x52, 0x70
 _LIST8, _LIST32, _BINARY8 = 0xC0, 0xD0, 0xA0
 _LIST_AT: Final = HEADER_BYTES + 3  # behind the descriptor in its usual form
+_DISPOSITION: Final = int(Descriptor.DISPOSITION)
 _TRANSFER_DESCRIPTOR: Final = bytes((0x00, 0x53, Descriptor.TRANSFER))
 # Fields of a transfer by index. Few have so many that one says whether they are aborted.
 _SETTLED, _MORE, _ABORTED = 4, 5, 9
@@ -228,7 +230,9 @@ class Incoming:
             if size == _PROTOCOL_SIZE:
                 at += HEADER_BYTES
                 continue
-            if size > maximum:
+            if size > maximum and (
+                size > rejections.MAX_FRAME_BYTES or (code != _DISPOSITION and length - at >= usual_bytes)
+            ):  # a rejection with long texts is for the other side to judge, which may cut them
                 raise FrameTooLarge(f"a frame of {size} bytes; {maximum} are taken")
             if size < HEADER_BYTES:
                 raise DecodeError(f"a frame that claims to have {size} bytes", at)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.pairing.sidecar.frames import HEAD, Transfer, read, transfer, write
+from broker.pairing.sidecar.frames import HEAD, FrameTooLarge, Incoming, Transfer, read, transfer, write
 from broker.pairing.sidecar.through import Through
 from protocol.codec import Described, Symbol, UByte, UInt, ULong, UShort, encode
 from protocol.errors import ProtocolError
@@ -141,3 +141,35 @@ def test_whatever_either_side_sends_only_a_protocol_error_comes_out(sent, attach
 def test_a_frame_that_cannot_be_is_refused_before_it_is_kept(data):
     with pytest.raises(ProtocolError):
         Through(Nobody(), "primary").from_client(AMQP_HEADER + data, 0)
+
+
+def test_a_rejection_with_long_texts_is_passed_on_although_it_is_larger_than_a_frame_may_be():
+    error = Described(ULong(0x1D), [Symbol("com.microsoft:dead-letter"), "d" * 100_000])
+    rejection = write(0, Descriptor.DISPOSITION, [True, UInt(0), None, False, Described(ULong(0x25), [error])])
+    for step in (len(rejection), 1000, 9):
+        incoming = Incoming()
+        incoming.limit(65_536)
+        found = []
+        for at in range(0, len(rejection), step):
+            data = incoming.feed(rejection[at : at + step])
+            found += list(incoming.frames(data))
+            incoming.rest_of(data, 0, [])
+        assert found == [(0, len(rejection), 0, Descriptor.DISPOSITION)]
+
+
+@pytest.mark.parametrize("first_bytes", [8, 11, 200])
+def test_other_frames_that_are_too_large_are_not_waited_for(first_bytes):
+    large = write(0, Descriptor.FLOW, [None, UInt(0), UInt(0), UInt(0), *[None] * 6, {Symbol("x"): "y" * 100_000}])
+    incoming = Incoming()
+    incoming.limit(65_536)
+
+    def feed_in_parts():
+        for part in (large[:first_bytes], large[first_bytes:]):
+            data = incoming.feed(part)
+            list(incoming.frames(data))
+            incoming.rest_of(data, 0, [])
+
+    with pytest.raises(FrameTooLarge):
+        feed_in_parts()
+    with pytest.raises(FrameTooLarge):
+        list(incoming.frames(HEAD.pack(1 << 20, 2, 0, 0)))
