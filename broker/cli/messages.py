@@ -95,6 +95,12 @@ def corrected(message: "Message", changes: Mapping[str, Any], removals: Sequence
         symbols.SCHEDULED_ENQUEUE_TIME,
     ):
         message.annotations.pop(annotation, None)
+    is_of_fragment = message.annotations.pop(symbols.PARTITION_ID, None) is not None
+    ids = (message.group_id, str(message.message_id))
+    if is_of_fragment and message.annotations.get(symbols.PARTITION_KEY) in ids:
+        # It is perhaps not its sender's, but was added by the partitioned entity. Without it the same key chooses the
+        # fragment again, also if the session is to be another.
+        message.annotations.pop(symbols.PARTITION_KEY, None)
     for name in (symbols.DEAD_LETTER_REASON, symbols.DEAD_LETTER_ERROR_DESCRIPTION, *removals):
         message.application_properties.pop(name, None)
     message.application_properties.update(changes)

@@ -19,7 +19,7 @@ from broker.cli.messages import corrected
 from broker.cli.target import CONNECTION_STRING_VARIABLE
 from protocol.client.connection import connect_to
 from protocol.client.messages import Message, value_section
-from protocol.codec import Symbol, Timestamp
+from protocol.codec import Short, Symbol, Timestamp
 from tests.brokers import KEY_NAME, REPOSITORY, Broker
 from tests.patience import PATIENCE_S
 
@@ -534,3 +534,14 @@ def test_a_property_that_makes_no_sense(peeklock, pair):
 def test_the_connection_string_in_the_environment_is_no_unknown_setting(peeklock, tmp_path):
     (tmp_path / "any.toml").write_text("".join(f"[{section}]\nport = 0\n" for section in ("amqp", "http", "ops")))
     assert peeklock("config", "check", "--config", str(tmp_path / "any.toml")).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("sent_by", "key", "kept"), [("s", "s", None), (None, "id", None), (None, "mine", "mine"), ("s", None, None)]
+)
+def test_a_key_that_a_partitioned_entity_has_added_is_not_sent_again(sent_by, key, kept):
+    shown = {Symbol("x-opt-partition-id"): Short(1)} | ({Symbol("x-opt-partition-key"): key} if key else {})
+    again = corrected(Message.of(b"", message_id="id", group_id=sent_by, annotations=shown), {})
+    assert again.annotations == ({"x-opt-partition-key": kept} if kept else {})
+    plain = Message.of(b"", message_id="id", annotations={Symbol("x-opt-partition-key"): "id"})
+    assert corrected(plain, {}).annotations == {"x-opt-partition-key": "id"}

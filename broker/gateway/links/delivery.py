@@ -169,5 +169,5 @@ def _added_key(record: bytes, changed: Mapping[int, bytes | None], keys: Keys) -
         return None
     try:
         return id_text(key).decode()
-    except UnicodeDecodeError:  # a binary id, which no string can show
+    except UnicodeError:  # a binary id, or one of broken text, which no string can show
         return None
