@@ -74,6 +74,7 @@ MAY_IMPORT = {
     },
     "broker.rules": {
         "broker.rules",
+        "broker.namespace.durations",
         "protocol.codec",
         "protocol.errors",
         "protocol.message.layout",

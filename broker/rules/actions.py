@@ -1,13 +1,26 @@
 """Actions: changes that a rule makes to its own copy of a message (management.md 3.7)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from decimal import Decimal
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
 from broker.rules.errors import ActionError, RuleSyntaxError, failure_of
 from broker.rules.message import Draft, MessageView
-from broker.rules.values import MAX_STRING, Duration, Instant, canonical, converted, kind_of, to_amqp
+from broker.rules.texts import text_of
+from broker.rules.values import (
+    MAX_STRING,
+    Duration,
+    Instant,
+    canonical,
+    converted,
+    kind_of,
+    read_as_duration,
+    read_as_instant,
+    to_amqp,
+)
 
 if TYPE_CHECKING:
     from broker.rules.compiling import Compiler, Parameters
@@ -31,8 +44,8 @@ class Changes:
 
 
 def _text(value: Any, name: str, max_characters: int = MAX_STRING) -> str | None:
-    if isinstance(value, UUID) or type(value) is int:
-        value = str(value)
+    if type(value) in _AS_TEXT:
+        value = text_of(value)
     if value is not None and not isinstance(value, str):
         raise ActionError(f"sys.{name} is a string, not {kind_of(value)}")
     if value is not None and len(value) > max_characters:
@@ -45,29 +58,52 @@ def _id(value: Any, name: str) -> str | None:
 
 
 def _duration(value: Any, name: str) -> Duration | None:
-    if value is not None and (type(value) is not Duration or value.ticks < 0):
-        raise ActionError(f"sys.{name} is a duration of at least 0, not {kind_of(value)}")
-    return value
+    read = read_as_duration(value) if isinstance(value, str) else value
+    if value is not None and (type(read) is not Duration or read.ticks < 0):
+        raise ActionError(
+            f"sys.{name} is a duration of at least 0, such as '00:10:00' or 'PT10M', not {_quoted(value)}"
+        )
+    return read
 
 
 def _instant(value: Any, name: str) -> Instant | None:
-    if value is not None and type(value) is not Instant:
-        raise ActionError(f"sys.{name} is a date, not {kind_of(value)}")
-    return value
+    read = read_as_instant(value) if isinstance(value, str) else value
+    if value is not None and type(read) is not Instant:
+        raise ActionError(f"sys.{name} is a date, such as '2030-01-01T00:00:00Z', not {_quoted(value)}")
+    return read
 
 
-_WRITABLE: Final[dict[str, Callable[[Any, str], Any]]] = {
-    "ContentType": _text,
-    "CorrelationId": _text,
-    "Label": _text,
-    "MessageId": _id,
-    "PartitionKey": _id,
-    "ReplyTo": _text,
-    "ReplyToSessionId": _id,
-    "ScheduledEnqueueTimeUtc": _instant,
-    "SessionId": _id,
-    "TimeToLive": _duration,
-    "To": _text,
+def _quoted(value: Any) -> str:
+    """The words for a value of a wrong type, or the wrong text itself."""
+    return f"'{value[:MAX_QUOTED]}'" if isinstance(value, str) else kind_of(value)
+
+
+MAX_QUOTED: Final = 40  # characters of a wrong text, in a message
+_AS_TEXT: Final = frozenset((int, float, Decimal, UUID))  # what becomes text where a string is wanted
+
+
+class _Writable(NamedTuple):
+    """A system property that actions may set: `read` makes its value of one of these types, or raises ActionError."""
+
+    read: Callable[[Any, str], Any]
+    types: frozenset[type]
+
+
+_TEXT: Final = _Writable(_text, _AS_TEXT | {str, NoneType})
+_ID: Final = _TEXT._replace(read=_id)
+
+_WRITABLE: Final[dict[str, _Writable]] = {
+    "ContentType": _TEXT,
+    "CorrelationId": _TEXT,
+    "Label": _TEXT,
+    "MessageId": _ID,
+    "PartitionKey": _ID,
+    "ReplyTo": _TEXT,
+    "ReplyToSessionId": _ID,
+    "ScheduledEnqueueTimeUtc": _Writable(_instant, frozenset((Instant, str, NoneType))),
+    "SessionId": _ID,
+    "TimeToLive": _Writable(_duration, frozenset((Duration, str, NoneType))),
+    "To": _TEXT,
 }
 
 _Step = Callable[[Draft, Changes], None]
@@ -84,8 +120,11 @@ class Action:
         self.expression = expression
         self.parameters = dict(parameters or {})
         compiler = Compiler(expression, parameters)
-        self._statements = [_step(statement, compiler, expression) for statement in parse_action(expression)]
+        statements = parse_action(expression)
+        self._statements = [_step(statement, compiler, expression) for statement in statements]
         self._cost = NODE_STEPS * compiler.nodes
+        self.flaw = _flaw(statements, compiler, expression)
+        """Why the action fails on every message; None if it may succeed on some."""
 
     @property
     def is_empty(self) -> bool:
@@ -122,6 +161,38 @@ def _step(statement: "Statement", compiler: "Compiler", expression: str) -> _Ste
     if isinstance(statement, tree.Remove):
         return _remove_user(target.name)
     return _set_user(target.name, _encoded(statement.value, compiler))
+
+
+def _flaw(statements: Sequence["Statement"], compiler: "Compiler", expression: str) -> RuleSyntaxError | None:
+    from broker.rules.outcomes import Futile
+
+    try:
+        for statement in statements:
+            _require_chance(statement, compiler)
+    except Futile as futile:
+        return RuleSyntaxError(expression, futile.at, futile.details)
+    return None
+
+
+def _require_chance(statement: "Statement", compiler: "Compiler") -> None:
+    """Raises Futile if the statement fails on every message."""
+    from broker.rules import tree
+    from broker.rules.outcomes import Futile, Known, outcome, types_of, words
+
+    if isinstance(statement, tree.Remove):
+        return
+    found, target = outcome(statement.value, compiler.constant), statement.property
+    if not target.is_system:
+        return
+    writable = _WRITABLE[target.name]
+    try:
+        if isinstance(found, Known):
+            writable.read(found.value, target.name)
+        elif not types_of(found) & writable.types:
+            wanted = " or ".join(sorted(kind_of(None, each) for each in writable.types - {NoneType}))
+            raise ActionError(f"sys.{target.name} is set to {wanted}, not to {words(found)}")
+    except ActionError as error:
+        raise Futile(statement.value, str(error)) from None
 
 
 def _encoded(node: "Value", compiler: "Compiler") -> Callable[[Draft], Any]:
@@ -170,10 +241,10 @@ def _remove_user(name: str) -> _Step:
 
 def _set_system(name: str, value_of: Callable[[MessageView], Any] | None) -> _Step:
     """Set a system property; if `value_of` is None, clear it."""
-    check = _WRITABLE[name]
+    read = _WRITABLE[name].read
 
     def set_it(draft: Draft, changes: Changes) -> None:
-        value = None if value_of is None else check(canonical(value_of(draft)), name)
+        value = None if value_of is None else read(canonical(value_of(draft)), name)
         draft.set_system(name, value)
         changes.system[name] = value
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from broker.rules.errors import InvalidRule
+from broker.rules.errors import InvalidRule, RuleSyntaxError
 from broker.rules.guards import Condition, Guard, guards_of, sections
 from broker.rules.message import Getter, MessageView, section_of, system_property, user_property
 from broker.rules.values import canonical, equality_key, kind_of
@@ -39,6 +39,7 @@ class SqlFilter:
     def __init__(self, expression: str, parameters: "Parameters | None" = None) -> None:
         # A process that never compiles an expression need not load the language and the library of its grammar.
         from broker.rules.compiling import NODE_STEPS, Compiler
+        from broker.rules.outcomes import Futile, require_chance
         from broker.rules.syntax import parse_filter
 
         self.expression = expression
@@ -54,6 +55,12 @@ class SqlFilter:
         looked_at = {section_of(each.is_system, each.name) for guard in self.guards or () for each in guard.shape}
         self.other_sections = sections(predicate) - looked_at
         """The sections that the filter reads and its guards do not. If one is invalid, the filter must be tried."""
+        self.flaw: RuleSyntaxError | None = None
+        """Why the filter fails on every message; None if it may have a result for some."""
+        try:
+            require_chance(predicate, compiler.constant)
+        except Futile as futile:
+            self.flaw = RuleSyntaxError(expression, futile.at, futile.details)
         self._constant: Any = self._result() if compiler.is_constant else _NOT_CONSTANT
 
     def _result(self) -> Any:

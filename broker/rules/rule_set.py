@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Final
 
 from broker.rules.actions import Action
-from broker.rules.errors import FilterError, failure_of
+from broker.rules.errors import FilterError, RuleSyntaxError, failure_of
 from broker.rules.filters import (
     CorrelationFilter,
     FalseFilter,
@@ -42,6 +42,12 @@ class Rule:
     @property
     def changes_copy(self) -> bool:
         return self.action is not None and not self.action.is_empty
+
+    @property
+    def flaw(self) -> RuleSyntaxError | None:
+        """Why the rule fails on every message; None if it does not. Such a rule is not made any more, but some are."""
+        flaw = self.filter.flaw if isinstance(self.filter, SqlFilter) else None
+        return flaw or (None if self.action is None else self.action.flaw)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, DecimalException
+from types import NoneType
 from typing import Any, Final
 from uuid import UUID
 
 from broker.rules.decimals import CONTEXT, decode_decimal, encode_decimal
 from broker.rules.errors import FilterError
+from broker.rules.texts import read_boolean, read_decimal, read_duration, read_guid, read_instant, read_integer, text_of
 from protocol import codec
 from protocol.codec import Described, Symbol, Timestamp
 from protocol.symbols import DATETIME_OFFSET, EPOCH_TICKS, TICKS_PER_MS, TIMESPAN
@@ -131,23 +133,80 @@ _RANGES: Final[dict[type, tuple[int, int]]] = {
 
 
 def converted(value: Any, existing: Any) -> Any:
-    """The AMQP value in the type of the existing value that it replaces, if that loses nothing; else unchanged."""
+    """The AMQP value in the type of the existing value that it replaces, if that loses nothing; else unchanged.
+
+    Text is read as the existing type, and a number or a guid becomes the text of an existing string.
+    """
+    wanted, plain = type(canonical(existing)), canonical(value)
+    if type(plain) is str and wanted in _READ:
+        read = _READ[wanted](plain)
+        return value if read is None else _in_type(to_amqp(read), read, existing, value)
+    if wanted is str and type(plain) in _WRITTEN:
+        plain = text_of(plain)
+        value = plain
+    return _in_type(value, plain, existing, value)
+
+
+def _in_type(value: Any, plain: Any, existing: Any, otherwise: Any) -> Any:
+    """`value`, whose canonical value is `plain`, in the type of `existing`; `otherwise` if it does not fit."""
     kind = type(existing)
-    plain = canonical(value)
     if type(plain) is int:
         if kind in _RANGES and _RANGES[kind][0] <= plain <= _RANGES[kind][1]:
             return kind(plain)
         if kind in (float, codec.Float) and float(plain) == plain:
             return _float(plain, kind)
-        if kind in (codec.Decimal32, codec.Decimal64, codec.Decimal128):
+        if kind in _DECIMAL_TYPES:
             return encode_decimal(Decimal(plain))
-    elif type(plain) is float and kind in (float, codec.Float):
+        return otherwise
+    if type(plain) is float and kind in (float, codec.Float):
         return _float(plain, kind)
-    elif type(plain) is str and (
+    if type(plain) is str and (
         kind is str or (kind is Symbol and plain.isascii()) or (kind is codec.Char and len(plain) == 1)
     ):
         return kind(plain)
+    if type(plain) is Instant and kind is Described:
+        return Described(DATETIME_OFFSET, codec.Long(plain.ticks))
     return value
+
+
+def _read_double(text: str) -> float | None:
+    number = read_decimal(text)
+    return None if number is None or not math.isfinite(double := float(number)) else double
+
+
+def _read_decimal(text: str) -> Decimal | None:
+    """The number if a decimal has all of its digits."""
+    number = read_decimal(text)
+    if number is None:
+        return None
+    try:
+        return number if decode_decimal(encode_decimal(number)) == number else None
+    except (DecimalException, ValueError, OverflowError):
+        return None
+
+
+def read_as_duration(text: str) -> Duration | None:
+    ticks = read_duration(text)
+    return None if ticks is None else Duration(ticks)
+
+
+def read_as_instant(text: str) -> Instant | None:
+    ticks = read_instant(text)
+    return None if ticks is None else Instant(ticks)
+
+
+# How text is read that replaces a value of this canonical type; None if the text is no such value.
+_READ: Final[dict[type, Callable[[str], Any]]] = {
+    bool: read_boolean,
+    int: read_integer,
+    float: _read_double,
+    Decimal: _read_decimal,
+    UUID: read_guid,
+    Instant: read_as_instant,
+    Duration: read_as_duration,
+}
+_WRITTEN: Final = frozenset((int, float, Decimal, UUID))  # what becomes text where a string is wanted
+_DECIMAL_TYPES: Final = (codec.Decimal32, codec.Decimal64, codec.Decimal128)
 
 
 def _float(number: float, kind: type) -> float:
@@ -168,8 +227,13 @@ _NAMES: Final[dict[type, str]] = {
 }
 
 
-def kind_of(value: Any) -> str:
-    return "null" if value is None else _NAMES.get(type(value), "a list or map")
+KINDS: Final = frozenset(_NAMES)
+
+
+def kind_of(value: Any, kind: type | None = None) -> str:
+    """The words for the type of a canonical value, or for the type itself."""
+    kind = kind or type(value)
+    return "null" if kind is NoneType else _NAMES.get(kind, "a list or map")
 
 
 # --- comparison -------------------------------------------------------------------------------------------------------
@@ -302,6 +366,9 @@ _TIMES: Final[dict[tuple[type, str, type], type[Instant] | type[Duration]]] = {
 }
 
 
+_APPENDED: Final = frozenset((str, bool, int, float, Decimal, UUID))  # what + appends to a string
+
+
 def compute(symbol: str, left: Any, right: Any) -> Any:
     """`left` + - * / % `right`; None if either is. Raises FilterError if the types or the values have no result."""
     if left is None or right is None:
@@ -313,14 +380,29 @@ def compute(symbol: str, left: Any, right: Any) -> Any:
         if kind is Decimal or other is Decimal:
             return _compute_decimals(symbol, left, right)
         return _FLOATS[symbol](float(left), float(right))
-    if kind is str and other is str and symbol == "+":
-        if len(left) + len(right) > MAX_STRING:
+    if kind is str and symbol == "+" and other in _APPENDED:
+        text = right if other is str else text_of(right)
+        if len(left) + len(text) > MAX_STRING:
             raise FilterError(f"a computed string is longer than {MAX_STRING} characters")
-        return left + right
+        return left + text
     result = _TIMES.get((kind, symbol, other))
     if result is None:
         raise FilterError(f"{kind_of(left)} {symbol} {kind_of(right)} is not defined")
     return result(_fitting(_INTEGERS[symbol](left.ticks, right.ticks)))
+
+
+def computed_kind(symbol: str, kind: type, other: type) -> type | None:
+    """The type of what `compute` returns for canonical values of these types; None if it always raises."""
+    if kind is NoneType or other is NoneType:
+        return NoneType
+    if kind in _NUMBERS and other in _NUMBERS:
+        return int if kind is other is int else Decimal if Decimal in (kind, other) else float
+    if kind is str and symbol == "+" and other in _APPENDED:
+        return str
+    return _TIMES.get((kind, symbol, other))
+
+
+SIGNED: Final = _NUMBERS | {Duration, NoneType}  # what may have a sign
 
 
 def _compute_decimals(symbol: str, left: Any, right: Any) -> Decimal | float:

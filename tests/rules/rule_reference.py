@@ -168,8 +168,8 @@ def within(value):
 def arithmetic(symbol, left, right):
     if left is None or right is None:
         return None
-    if isinstance(left, str) and isinstance(right, str) and symbol == "+":
-        return left + right
+    if isinstance(left, str) and symbol == "+":
+        return left + (right if isinstance(right, str) else text_of(right))
     if not is_number(left) or not is_number(right):
         raise NoResult
     if isinstance(left, int) and isinstance(right, int):
@@ -191,6 +191,28 @@ def arithmetic(symbol, left, right):
     if right == 0:
         return nan if left == 0 or isnan(left) else copysign(inf, left) * copysign(1, right)
     return left / right
+
+
+def text_of(value):
+    """As .NET writes it."""
+    if isinstance(value, bool | int):
+        return str(value)
+    if isnan(value) or isinf(value):
+        return "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    for precision in range(1, 18):  # the fewest digits that give the number
+        digits, _, exponent = format(value, f".{precision - 1}e").partition("e")
+        if float(f"{digits}e{exponent}") == value:
+            break
+    sign, digits, power = "-" if digits.startswith("-") else "", digits.lstrip("-").replace(".", ""), int(exponent)
+    if value == 0:
+        return sign + "0"
+    if power >= 15 or power <= -5:
+        mantissa = digits[0] + ("." + digits[1:] if digits[1:] else "")
+        return f"{sign}{mantissa}E{power:+03}"
+    if power < 0:
+        return f"{sign}0.{'0' * (-power - 1)}{digits}"
+    whole = digits[: power + 1].ljust(power + 1, "0")
+    return sign + whole + ("." + digits[power + 1 :] if digits[power + 1 :] else "")
 
 
 def like(value, pattern, escape=None):

@@ -168,7 +168,7 @@ def test_matches_come_in_the_order_of_subscriptions_whichever_rule_matched():
 def test_an_error_is_the_subscriptions_own():
     rules = topic(
         (1, "a", TrueFilter()),
-        (2, "fails", "color + 1 = 2"),
+        (2, "fails", "color - 1 = 2"),
         (3, "fails too", "1 / 0 = 1"),
         (3, "matches", CorrelationFilter(label="label")),
         (3, "changes", TrueFilter(), ACTION),
@@ -178,7 +178,7 @@ def test_an_error_is_the_subscriptions_own():
     assert first.errors == ()
     assert outcome(second) == (2, False, [])
     assert [(each.name, str(error)) for each, error in second.errors] == [
-        ("fails", "a string + an integer is not defined")
+        ("fails", "a string - an integer is not defined")
     ]
     assert outcome(third) == (3, True, ["changes"])
     assert [each.name for each, _ in third.errors] == ["fails too"]
