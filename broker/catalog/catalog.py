@@ -34,6 +34,7 @@ from broker.namespace.entities import (
 )
 from broker.namespace.rule_descriptions import DEFAULT_RULE, FILTER_KINDS, RuleDescription
 from broker.settings.config import FORWARDING, MAX_RULES, MAX_SUBSCRIPTIONS, ConfigurationError, Partitioning
+from broker.settings.rule_expressions import futile_expressions
 from storage.records import (
     IDLE_PREFIX,
     NEXT_ENTITY_ID_KEY,
@@ -118,6 +119,7 @@ class Reconciled(NamedTuple):
     updated: tuple[Update, ...]
     copied: tuple[int, ...]
     deleted: tuple[str, ...] = ()  # paths of entities that nobody used
+    warnings: tuple[str, ...] = ()  # what would be refused if it was not stored already
 
 
 def home_partition(name: str, partitions: int) -> int:
@@ -215,7 +217,12 @@ def reconcile(
     for store in here.values():
         _write(store, catalog, version + 1 if catalog.changed else version, now_ms)
     return Reconciled(
-        catalog_version(here[HOME]), tuple(catalog.created), catalog.updates(), copied, tuple(catalog.deleted)
+        catalog_version(here[HOME]),
+        tuple(catalog.created),
+        catalog.updates(),
+        copied,
+        tuple(catalog.deleted),
+        tuple(catalog.warnings),
     )
 
 
@@ -259,6 +266,7 @@ class _Catalog:
         self._declared: list[Description] = []
         self._refused: list[str] = []
         self.deleted: list[str] = []  # paths
+        self.warnings: list[str] = []
         for item in list(self._by_path.values()):
             if not item.partitions:
                 self._put(item._replace(partitions=(home_partition(item.description.home_name, partitions),)))
@@ -322,11 +330,22 @@ class _Catalog:
         for rule in (DEFAULT_RULE,) if declared is None else declared:
             before = known.get(rule.name.lower())
             document = rule.document(before["created_ms"] if before else self._now_ms)
-            found[rule_key(of.entity_id, rule.name)] = encode_document(document)
+            key, value = rule_key(of.entity_id, rule.name), encode_document(document)
+            found[key] = value
+            self._check_rule(of.description, rule, is_stored=stored.get(key) == value)
         if found != stored and not is_new:
             self._updated.setdefault(of.description.path, []).append("rules")
         self.rules |= found
         return found != stored and not is_new
+
+    def _check_rule(self, of: Description, rule: RuleDescription, *, is_stored: bool) -> None:
+        """A declared rule that fails on every message is refused, but goes on if it is stored as it is declared."""
+        for _, flaw in futile_expressions(rule):
+            text = f"rule {rule.name!r} fails on every message: {flaw}"
+            if is_stored:
+                self.warnings.append(f"{of.kind} {of.path!r}: {text}")
+            else:
+                self._refuse(of, text)
 
     def tell_others(self, of: Definition, here: Mapping[int, Store]) -> None:
         """Let partitions on other machines notice that the rules of this subscription are others."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from broker.errors import QuotaExceeded
 from broker.partition.state.core import Core
-from broker.partition.state.stored_rules import compiled
+from broker.partition.state.stored_rules import compiled_new
 from broker.partition.topics.rule_requests import LIMITS, has_rule, rule_of
 from protocol import error_texts
 
@@ -65,7 +65,7 @@ class EntityIndex:
         filters = core.topic(core.topic_ids[topic.lower()]).filters.copy()
         filters.subtract(document["filter"]["kind"] for document in replaced)
         for document in documents:
-            kind = compiled(document).kind
+            kind = compiled_new(document).kind
             filters[kind] += 1
             if filters[kind] > (limit := LIMITS.get(kind, filters[kind])):
                 raise QuotaExceeded(error_texts.too_many(f"The topic '{topic}'", limit, f"{kind} filters"))

@@ -26,6 +26,7 @@ from broker.partition.settings import PartitionSettings
 from broker.partition.state import accesses, idleness
 from broker.partition.state.core import Core
 from broker.partition.state.receivers import Receiver
+from broker.partition.state.stored_rules import FlawedRule
 from broker.partition.state.terms import Terms
 from broker.partition.state.timers import Due
 from broker.partition.topics import publishing, rule_requests
@@ -446,6 +447,11 @@ class Partition:
     def shortage(self) -> str | None:
         """Why messages are refused for want of room, as of the last look; None if they are not."""
         return self._core.room.shortage
+
+    def take_flawed_rules(self) -> list[FlawedRule]:
+        """Stored rules that fail on every message, of topics that were used since the start; each is returned once."""
+        found, self._core.flaws = self._core.flaws, []
+        return found
 
     def put_entity(
         self,

@@ -17,18 +17,12 @@ from pydantic_core import ErrorDetails
 
 from broker.namespace.durations import format_duration
 from broker.namespace.entities import Frozen
-from broker.namespace.rule_descriptions import (
-    FILTER_KINDS,
-    CorrelationFilter,
-    RuleDescription,
-    SqlFilter,
-    amqp_values,
-)
+from broker.namespace.rule_descriptions import FILTER_KINDS
 from broker.settings.config import ConfigurationError, Origin, Place, Problem, Settings
 from broker.settings.emulator_config import is_emulator_config, read_emulator_config, without_comments
+from broker.settings.rule_expressions import wrong_expressions
 from broker.settings.secrets import masked
 from broker.settings.variables import CONFIG_VARIABLE, PURE_VARIABLE, VARIABLE_PREFIX, config_file
-from protocol.symbols import CORRELATION_FIELDS
 
 # For the commands that are clients; no settings.
 CLIENT_VARIABLES = (
@@ -353,28 +347,6 @@ class _Sources:
                 joint = "" if rest.startswith("[") else "."
                 return Origin(f"{around.spelling}{joint}{rest}", value)
         return Origin(f"{self._file}: {dotted(place)}" if self._file else dotted(place), None)
-
-
-def wrong_expressions(rule: RuleDescription) -> Iterable[tuple[Place, str]]:
-    """The expressions of a rule that cannot be compiled: field, and what is wrong."""
-    # The language takes a while to load, and most brokers declare no rules.
-    from broker.rules import CorrelationFilter as CompiledCorrelation
-    from broker.rules import InvalidRule, compile_action, compile_filter
-
-    described = rule.filter
-    try:
-        if isinstance(described, SqlFilter):
-            compile_filter(described.expression, amqp_values(described.parameters))
-        elif isinstance(described, CorrelationFilter):
-            fields = {name: getattr(described, name) for name in CORRELATION_FIELDS}
-            CompiledCorrelation(**fields, properties=amqp_values(described.properties))
-    except InvalidRule as error:
-        yield ("filter", "expression") if isinstance(described, SqlFilter) else ("filter", "properties"), str(error)
-    try:
-        if rule.action is not None:
-            compile_action(rule.action.expression, amqp_values(rule.action.parameters))
-    except InvalidRule as error:
-        yield ("action", "expression"), str(error)
 
 
 def _inside(value: Any, place: Place) -> Any:

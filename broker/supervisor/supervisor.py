@@ -256,6 +256,8 @@ def _reconcile(settings: Settings) -> InLine:
         log.info("entity created", entity=created)
     for update in found.reconciled.updated:
         log.info("entity updated", entity=update.path, properties=update.properties)
+    for warning in found.reconciled.warnings:
+        log.warning("a declared entity is kept as it is stored, and would be refused today", problem=warning)
     if found.no_room:
         log.error(
             "entities stay as they are stored, and are not all as declared: there is no room to change them",

@@ -293,6 +293,17 @@ class Worker:
             )
             self._lost_segments = lost
 
+    def _tell_flaws(self, number: int, partition: Partition) -> None:
+        for subscription, name, flaw in partition.take_flawed_rules():
+            log.warning(
+                "a stored rule fails on every message, and would be refused today",
+                partition=number,
+                subscription=subscription,
+                rule=name,
+                reason=flaw,
+                fix="replace the rule, or remove it",
+            )
+
     def turn(self, events: Iterable[tuple[int, int]]) -> None:
         """Do what callers want, and answer. `events` are pairs of a descriptor and what epoll says of it.
 
@@ -308,6 +319,7 @@ class Worker:
             for number, partition in self._partitions.items():
                 partition.look_at_room()
                 self._shortages.note(number, partition.shortage, started)
+                self._tell_flaws(number, partition)
             if self._home is not None:
                 self._home.look(self._now_ms)
             if self._heartbeats is not None:

@@ -21,7 +21,7 @@ from broker.namespace.entities import (
     SubscriptionDescription,
     TopicDescription,
 )
-from broker.namespace.rule_descriptions import DEFAULT_RULE, RuleDescription, SqlFilter
+from broker.namespace.rule_descriptions import DEFAULT_RULE, RuleDescription, SqlAction, SqlFilter
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
 from broker.partition.state.terms import Terms
@@ -481,6 +481,31 @@ def test_the_same_rules_declared_again_change_nothing(stores):
     before = contents(stores[0])
     assert reconcile(stores, [topic(), subscription()], T0, rules) == Reconciled(1, (), (), ())
     assert contents(stores[0]) == before
+
+
+FUTILE = RuleDescription(name="ttl", action=SqlAction(expression="SET sys.TimeToLive = 'soon'"))
+
+
+def test_a_declared_rule_that_fails_on_every_message_is_refused(stores):
+    text = refused(stores, [topic(), subscription()], {"prices/subscriptions/audit": (sql("a"), FUTILE)})
+    assert text.startswith(
+        "subscription 'prices/Subscriptions/audit': rule 'ttl' fails on every message: There was an "
+    )
+    assert "not 'soon'" in text
+
+
+def test_a_declared_rule_that_fails_on_every_message_goes_on_if_it_is_stored_as_it_is_declared(stores):
+    reconcile(stores, [topic(), subscription()], T0)
+    change_rules(home_of(stores), AUDIT, FUTILE)
+    rules = {"prices/subscriptions/audit": (FUTILE,)}
+    result = reconcile(stores, [topic(), subscription()], T2, rules)
+    [warning] = result.warnings
+    assert warning.startswith("subscription 'prices/Subscriptions/audit': rule 'ttl' fails on every message: ")
+    assert [stored_rules(store, AUDIT) for store in stores] == [[FUTILE]] * PARTITIONS
+    assert reconcile(stores, [topic(), subscription()], T2, {}).warnings == ()
+    changed = FUTILE.model_copy(update={"filter": SqlFilter(expression="a = 1")})
+    assert "rule 'ttl' fails" in refused(stores, [topic(), subscription()], {"prices/subscriptions/audit": (changed,)})
+    assert [stored_rules(store, AUDIT) for store in stores] == [[FUTILE]] * PARTITIONS
 
 
 def test_rules_changed_while_running_stay_without_declaration_and_reach_all_partitions(stores):

@@ -6,7 +6,9 @@ from broker.errors import EntityAlreadyExists, EntityNotFound, InvalidArgument, 
 from broker.partition.topics import rule_requests
 from broker.wire import Outcome
 from protocol.codec import Described, Int, Long, Symbol, Timestamp, decode_exactly
+from storage.queue_ids import Part
 from storage.records import NEVER, Field
+from storage.store import Table
 from tests.partition.driver import MAIN, START_MS
 from tests.partition.topic_driver import TOPIC, TOPIC_ENTITY, A, B, TopicDriver, assert_shared_rightly, event, rule
 
@@ -353,6 +355,62 @@ def test_a_wrong_rule_is_refused_and_says_why(wrong, said):
         topic.subscribe(B, wrong)
     with pytest.raises(EntityNotFound):
         topic.peek(B)
+
+
+FUTILE = rule("ttl", action="SET sys.TimeToLive = 'soon'")
+
+
+@pytest.mark.parametrize(
+    ("futile", "said"),
+    [
+        (FUTILE, "Token line=1, column=22, .*sys.TimeToLive is a duration .* not 'soon'"),
+        (rule("r", sql="1 / 0 = 1"), "column=1, .*division of an integer by zero"),
+    ],
+)
+def test_a_rule_that_fails_on_every_message_is_refused_when_it_is_made(futile, said):
+    topic = TopicDriver(A)
+    topic.request("add-rule", rule(futile["name"].upper(), sql="a = 1"), queue=A)
+    with pytest.raises(InvalidArgument, match=said):
+        topic.request("replace-rule", {**futile, "name": futile["name"].upper()}, queue=A)
+    with pytest.raises(InvalidArgument, match=said):
+        topic.request("add-rule", {**futile, "name": "new"}, queue=A)
+    with pytest.raises(InvalidArgument, match=said):
+        topic.partition.index.check_rules("news", [futile])
+    assert names(topic) == ["$Default", futile["name"].upper()]
+    assert topic.partition.take_flawed_rules() == []
+
+
+def test_a_stored_rule_that_fails_on_every_message_goes_on_and_is_told_once():
+    topic = with_rules(FUTILE, TAKES_RED)
+    before = topic.store.scan(Table.RULES, b"", b"\xff" * 64, 10)
+    topic.restart()
+    assert topic.partition.take_flawed_rules() == []  # rules are read with the first use of their topic
+    topic.publish(event("red", color="red"))
+    [(subscription, name, flaw)] = topic.partition.take_flawed_rules()
+    assert (subscription, name) == ("news/Subscriptions/a", "ttl")
+    assert "not 'soon'" in flaw
+    assert topic.partition.take_flawed_rules() == []
+    assert topic.texts(A) == ["red"]
+    assert topic.counts(A + Part.DEAD_LETTER)[0] == 1
+    assert topic.store.scan(Table.RULES, b"", b"\xff" * 64, 10) == before
+    topic.request("remove-rule", "ttl", queue=A)
+    topic.publish(event("red", color="red"))
+    assert topic.counts(A + Part.DEAD_LETTER)[0] == 1
+
+
+def test_other_partitions_take_a_rule_that_one_has_taken():
+    topic = TopicDriver(A)
+    topic.partition.set_rules(A >> 3, [FUTILE])
+    topic.partition.set_rule(A >> 3, {**FUTILE, "name": "other"})
+    assert names(topic) == ["ttl", "other"]
+
+
+def test_strings_of_an_action_are_converted_to_the_time_to_live():
+    topic = with_rules(rule("ttl", action="SET sys.TimeToLive = '00:00:02'; SET sys.Label = 'n' + number"))
+    topic.publish(event("m", number=7))
+    [delivery] = topic.peek(A)
+    assert delivery.overlay[Field.EXPIRES_MS] == START_MS + 2_000
+    assert changes(delivery)[1] == {3: "n7"}
 
 
 def test_a_rule_that_is_not_there_cannot_be_removed():

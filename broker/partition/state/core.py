@@ -17,7 +17,7 @@ from broker.partition.state.recount import recount, recount_copies
 from broker.partition.state.room import PAGE_BYTES, Room
 from broker.partition.state.sessions import Sessions
 from broker.partition.state.stored_marks import StoredMarks
-from broker.partition.state.stored_rules import read_rules
+from broker.partition.state.stored_rules import FlawedRule, flawed, read_rules
 from broker.partition.state.tally import Totals
 from broker.partition.state.terms import Kind, Terms
 from broker.partition.state.timers import Due, Timers
@@ -108,6 +108,7 @@ class Core:
         self.newly_unused: set[int] = set()  # entities with unused fragments here that the home is to be told of
         self.auto_deletions = 0  # the number of such entities since the start
         self.topics: dict[int, Topic] = {}  # topics that were published to since the start, by entity id
+        self.flaws: list[FlawedRule] = []  # found in `topics`, and not taken yet
         self.queues: dict[int, Queue] = {}  # queues that were used since the start, by queue id
         self.receivers: dict[Hashable, Receiver] = {}
         self.browsers: dict[Hashable, int] = {}  # those that wait for more messages -> queue id
@@ -268,7 +269,9 @@ class Core:
         if topic is None:
             topic = self.topics[topic_id] = Topic()
             for entity_id in sorted(self.subscription_ids[topic_id]):
-                topic.add_subscription(entity_id, read_rules(self.store, entity_id))
+                rules = read_rules(self.store, entity_id)
+                topic.add_subscription(entity_id, rules)
+                self.flaws += flawed(self.terms[entity_id].name, rules)
         return topic
 
     def _counts(self, queue_id: int) -> Counts:

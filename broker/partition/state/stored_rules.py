@@ -48,6 +48,14 @@ class StoredRule(NamedTuple):
         return "" if self.document is None else self.document["filter"]["kind"]
 
 
+class FlawedRule(NamedTuple):
+    """A stored rule that fails on every message: it was made before such rules were refused."""
+
+    subscription: str
+    name: str
+    flaw: str
+
+
 class _Unreadable(Filter):
     def matches(self, message: MessageView) -> bool:
         raise FilterError("the stored rule cannot be read; remove it and add it again")
@@ -59,7 +67,7 @@ def default_rule(now_ms: int) -> Document:
 
 
 def compiled(document: Document) -> StoredRule:
-    """Compile a rule. Raises InvalidArgument, with the position in a wrong expression."""
+    """Compile a rule that is stored somewhere. Raises InvalidArgument, with the position in a wrong expression."""
     action = document["action"]
     try:
         return StoredRule(
@@ -72,6 +80,14 @@ def compiled(document: Document) -> StoredRule:
         )
     except (InvalidRule, ProtocolError) as error:
         raise InvalidArgument(str(error)) from None
+
+
+def compiled_new(document: Document) -> StoredRule:
+    """Compile a rule that a client makes. Raises InvalidArgument, also for a rule that fails on every message."""
+    stored = compiled(document)
+    if (flaw := stored.rule.flaw) is not None:
+        raise InvalidArgument(str(flaw))
+    return stored
 
 
 def _filter(document: Mapping[str, Any]) -> Filter:
@@ -104,6 +120,12 @@ def read_rules(store: Store, entity_id: int) -> list[StoredRule]:
             store.put(Table.RULES, key, encode_document(None))
             found.append(StoredRule(None, Rule(key[_ENTITY_KEY_BYTES:].decode(errors="replace"), _Unreadable())))
     return sorted(found, key=lambda stored: stored.document["created_ms"] if stored.document else 0)
+
+
+def flawed(subscription: str, rules: Iterable[StoredRule]) -> list[FlawedRule]:
+    """Those that fail on every message."""
+    flaws = [(each.rule.name, each.rule.flaw) for each in rules]
+    return [FlawedRule(subscription, name, str(flaw)) for name, flaw in flaws if flaw is not None]
 
 
 def write_rules(store: Store, entity_id: int, rules: Iterable[StoredRule]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from broker.errors import EntityAlreadyExists, EntityNotFound, InvalidArgument, NotAllowed, QuotaExceeded
 from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
-from broker.partition.state.stored_rules import Document, StoredRule, compiled, write_rules
+from broker.partition.state.stored_rules import Document, StoredRule, compiled, compiled_new, write_rules
 from broker.partition.state.terms import Kind
 from broker.partition.state.topic import Topic
 from protocol import error_texts
@@ -25,7 +25,7 @@ def add_rule(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None
     name = document["name"]
     if topic.rule(entity_id, name) is not None:
         raise EntityAlreadyExists(error_texts.rule_exists(name, queue.terms.name))
-    stored = compiled(document)
+    stored = compiled_new(document)
     _require_room(topic, queue, stored.kind)
     _add(core, topic, entity_id, stored)
 
@@ -35,7 +35,7 @@ def replace_rule(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> 
     topic, entity_id = _topic(core, queue), queue.entity_id
     known = _existing(topic, queue, args[0]["name"])
     document: Document = {**args[0], "created_ms": now_ms if known.document is None else known.document["created_ms"]}
-    stored = compiled(document)
+    stored = compiled_new(document)
     if stored.kind != known.kind:
         _require_room(topic, queue, stored.kind)
     _remove(core, topic, entity_id, document["name"])
