@@ -281,7 +281,9 @@ class _Verification:
             if expires_ms is None:
                 expires_ms = self._message_expiries[index]
         if place is Place.SCHEDULED:
-            queue.timed[Timer.SCHEDULED].add(sequence_number, entry.message_id, overlay.get(Field.RETURNS_MS, ANY_TIME))
+            own_ms = overlay.get(Field.RETURNS_MS, overlay.get(Field.ENQUEUED_MS))
+            time_ms = ANY_TIME if own_ms is None else own_ms
+            queue.timed[Timer.SCHEDULED].add(sequence_number, entry.message_id, time_ms)
         elif expires_ms is None or expires_ms == ANY_TIME:
             queue.timers_unknown.add(sequence_number)
         elif (

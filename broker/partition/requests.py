@@ -356,7 +356,7 @@ def _cancel_scheduled(core: Core, queue: Queue, args: Sequence[Any], now_ms: int
         read_bytes += len(record)
         check_bytes(core, SEQUENCE_NUMBERS, len(numbers), read_bytes)
         ref = (number, message_id, delivery_count, overlay)
-        cancelled.append(unlocked(ref, len(record), message_enqueued_ms(record), Place.SCHEDULED))
+        cancelled.append(unlocked(ref, len(record), scheduled_ms_of(overlay, record), Place.SCHEDULED))
     discard(core, queue, cancelled, Op.CANCELLED)
     queue.tally.cancelled += len(cancelled)
 

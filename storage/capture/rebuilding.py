@@ -494,7 +494,8 @@ class _Derived:
 def _timer(queue_id: int, place: Place, entity: Entity, overlay: Overlay, record: bytes) -> tuple[Timer, int] | None:
     """The kind and time, milliseconds, of the timer that an entry has."""
     if place is Place.SCHEDULED:
-        return Timer.SCHEDULED, overlay.get(Field.RETURNS_MS) or message_enqueued_ms(record)
+        own = overlay.get(Field.RETURNS_MS, overlay.get(Field.ENQUEUED_MS))
+        return Timer.SCHEDULED, message_enqueued_ms(record) if own is None else own
     expires_ms = overlay.get(Field.EXPIRES_MS)
     if expires_ms is None:
         expires_ms = message_expires_ms(record)

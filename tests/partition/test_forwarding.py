@@ -5,6 +5,7 @@ import pytest
 from broker.errors import NotAllowed
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
+from protocol.codec import Described, Long, Symbol
 from storage.records import NEVER, Field, entity_key, mark_key, message_expires_ms
 from storage.store import Table
 from tests.partition.accounts import problems
@@ -754,3 +755,21 @@ def test_an_id_set_by_a_rule_is_the_one_that_is_compared(net):
     net.send(topic, event("1", system={0: "x"}), event("2", system={0: "y"}))
     net.run()
     assert [text(found.body) for found in net.peek(target)] == ["1"]
+
+
+@pytest.mark.parametrize("home", PLACES)
+def test_a_copy_that_an_action_delays_is_forwarded_when_its_time_comes(net, home):
+    target = net.queue("q", home)
+    topic = net.topic("t", HERE)
+    action = "SET sys.ScheduledEnqueueTimeUtc = sys.EnqueuedTimeUtc + @delay"
+    later = rule("later", action=action, delay=Described(Symbol("com.microsoft:timespan"), Long(3_600_000 * 10_000)))
+    source = net.subscription("t", "s", [later, rule("now")], forward_to="q")
+    net.send(topic, event("1"))
+    net.run()
+    assert [text(found.body) for found in net.peek(target)] == ["1"]
+    assert net.counts(source)[:3] == [0, 0, 1]
+    net.wait(3_600_000)
+    net.run()
+    assert [text(found.body) for found in net.peek(target)] == ["1", "1"]
+    assert net.counts(source) == [0, 0, 0, 0, 0]
+    assert net.counts(topic)[3] == 0

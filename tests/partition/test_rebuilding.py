@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant
 
+from protocol.codec import Timestamp
 from storage.queue_ids import entity_of
 from storage.records import message_parts
 from tests.examples import examples
 from tests.models import model_settings
+from tests.partition.driver import START_MS
 from tests.partition.forwarding_driver import Partitions
 from tests.partition.hinted_store import HintedStore
 from tests.partition.moving_driver import World
@@ -30,6 +32,7 @@ from tests.partition.test_moving import KINDS, MANY, READING
 from tests.partition.test_partition_model import PartitionModel
 from tests.partition.test_session_model import SessionQueue
 from tests.partition.test_topic_model import TopicModel
+from tests.partition.topic_driver import A, B, TopicDriver, event, rule
 
 EVERY = 7  # steps
 
@@ -77,6 +80,19 @@ class RebuiltPartition(OnePartition, PartitionModel):
 
 class RebuiltTopic(OnePartition, TopicModel):
     pass
+
+
+@pytest.mark.parametrize("requires_session", [False, True])
+def test_a_copy_that_an_action_delays_waits_in_the_rebuilt_store_too(requires_session):
+    topic = TopicDriver(B, store=RecordedStore())
+    action = "SET sys.ScheduledEnqueueTimeUtc = @at; SET sys.SessionId = 's'"
+    later = rule("later", action=action, at=Timestamp(START_MS + 5_000))
+    topic.subscribe(A, later, requires_session=requires_session)
+    topic.publish(event("m", ttl_ms=1_000))
+    stores, found = rebuilt({5: topic.store})
+    assert found[5].unknown == 0
+    assert_equal(topic.store, stores[5])
+    assert topic.counts(A)[:3] == [0, 0, 1]
 
 
 class RebuiltSessions(OnePartition, SessionQueue):

@@ -7,10 +7,20 @@ from broker.partition.topics import rule_requests
 from broker.wire import Outcome
 from protocol.codec import Described, Int, Long, Symbol, Timestamp, decode_exactly
 from storage.queue_ids import Part
-from storage.records import NEVER, Field
+from storage.records import NEVER, Field, Place
 from storage.store import Table
 from tests.partition.driver import MAIN, START_MS
-from tests.partition.topic_driver import TOPIC, TOPIC_ENTITY, A, B, TopicDriver, assert_shared_rightly, event, rule
+from tests.partition.topic_driver import (
+    TOPIC,
+    TOPIC_ENTITY,
+    A,
+    B,
+    TopicDriver,
+    assert_shared_rightly,
+    event,
+    rule,
+    text,
+)
 
 DURATION = Described(Symbol("com.microsoft:timespan"), Long(2_000 * 10_000))
 TAKES_RED = rule("red", sql="color = 'red'")
@@ -448,3 +458,137 @@ def test_a_topic_has_so_many_filters_of_a_kind_over_all_its_subscriptions(kind, 
     topic.unsubscribe(B)
     topic.request("add-rule", numbered(5), queue=A)
     assert names(topic) == ["$Default", "r2", "r5"]
+
+
+# ---- delays
+
+DELAY = "SET sys.ScheduledEnqueueTimeUtc = @at"
+AT_MS = START_MS + 5_000
+LATER = rule("later", action=DELAY, at=Timestamp(AT_MS))
+
+
+def test_an_action_that_sets_the_enqueue_time_delays_its_copy_and_no_other():
+    topic = TopicDriver(B)
+    topic.subscribe(A, LATER, rule("now"))
+    topic.publish(event("m"), event("n"))
+    assert (topic.counts(A)[:3], topic.texts(B)) == ([2, 0, 2], ["m", "n"])
+    waiting = [each for each in topic.peek(A) if each.place == Place.SCHEDULED]
+    assert [(each.overlay[Field.ENQUEUED_MS], changes(each)[0]["RuleName"]) for each in waiting] == [
+        (AT_MS, "later")
+    ] * 2
+    topic.open("r", A)
+    topic.grant(10)
+    assert len(topic.pump()["r"]) == 2
+    topic.wait(4_999)
+    assert topic.pump() == {}
+    topic.restart()
+    topic.wait(1)
+    assert topic.counts(A)[:3] == [4, 0, 0]
+    [*_, one, other] = topic.peek(A)
+    assert [each.overlay[Field.ENQUEUE_SEQUENCE_NUMBER] for each in (one, other)] == [each.number for each in waiting]
+    assert one.overlay[Field.ENQUEUED_MS] == AT_MS
+    assert [text(each.body) for each in (one, other)] == ["m", "n"]
+    assert_sound(topic)
+
+
+@pytest.mark.parametrize(
+    ("action", "delayed"),
+    [
+        ("SET sys.ScheduledEnqueueTimeUtc = '1970-01-01T00:00:00Z'", 0),
+        ("SET sys.ScheduledEnqueueTimeUtc = '9999-12-31T23:59:59.9999999Z'", 1),
+        ("SET sys.ScheduledEnqueueTimeUtc = '0001-01-01'", 0),
+        ("SET sys.ScheduledEnqueueTimeUtc = sys.EnqueuedTimeUtc", 0),
+        ("SET sys.ScheduledEnqueueTimeUtc = @huge", 1),
+        ("SET sys.ScheduledEnqueueTimeUtc = @tiny", 0),
+        ("SET sys.ScheduledEnqueueTimeUtc = @at; REMOVE sys.ScheduledEnqueueTimeUtc", 0),
+        ("SET sys.ScheduledEnqueueTimeUtc = @at; SET sys.ScheduledEnqueueTimeUtc = NULL", 0),
+        ("SET sys.ScheduledEnqueueTimeUtc = sys.EnqueuedTimeUtc + @delay", 1),
+    ],
+)
+def test_only_a_time_to_come_delays(action, delayed):
+    topic = TopicDriver()
+    topic.subscribe(
+        A,
+        rule(
+            "r", action=action, at=Timestamp(AT_MS), delay=DURATION, huge=Timestamp(2**63 - 1), tiny=Timestamp(-(2**63))
+        ),
+    )
+    topic.publish("m")
+    assert topic.counts(A)[:3] == [1 - delayed, 0, delayed]
+    assert_sound(topic)
+
+
+@pytest.mark.parametrize(
+    ("action", "topics_ms", "own_ms", "expected"),
+    [
+        (DELAY, None, None, NEVER),
+        (DELAY, 1_000, None, 1_000),
+        (DELAY, 7_000, 2_000, 2_000),
+        (DELAY + "; SET sys.TimeToLive = '00:00:03'", 7_000, None, 3_000),
+        (DELAY + "; SET sys.TimeToLive = '00:00:03'", 2_000, None, 2_000),
+        (DELAY + "; REMOVE sys.TimeToLive", None, 4_000, 4_000),
+    ],
+)
+def test_the_time_to_live_of_a_delayed_copy_begins_with_its_time(action, topics_ms, own_ms, expected):
+    topic = TopicDriver(default_message_time_to_live_ms=topics_ms)
+    topic.subscribe(A, rule("r", action=action, at=Timestamp(AT_MS)), default_message_time_to_live_ms=own_ms)
+    topic.publish("m", event("brief", ttl_ms=10_000))
+    topic.wait(5_000)
+    [copy, _] = topic.peek(A)
+    expires_ms = copy.overlay[Field.EXPIRES_MS]
+    assert (expires_ms if expected == NEVER else expires_ms - AT_MS) == expected
+    if expected != NEVER:
+        topic.wait(expected - 1)
+        assert topic.texts(A)[:1] == ["m"]
+        topic.wait(1)
+        assert "m" not in topic.texts(A)
+    assert_sound(topic)
+
+
+def test_a_delayed_copy_of_a_message_that_expires_earlier_lives_on():
+    topic = with_rules(LATER)
+    topic.publish(event("m", ttl_ms=1_000))
+    topic.wait(5_500)
+    assert topic.texts(A) == ["m"]
+    topic.wait(500)
+    assert topic.texts(A) == []
+
+
+def test_a_delayed_copy_of_a_scheduled_message_waits_for_the_later_time():
+    topic = with_rules(LATER)
+    topic.publish(event("m", scheduled_ms=START_MS + 100), event("late", scheduled_ms=AT_MS + 100))
+    topic.wait(100)
+    assert topic.counts(A)[:3] == [0, 0, 1]
+    topic.wait(4_900)
+    assert topic.texts(A) == ["m"]
+    topic.wait(100)
+    assert topic.texts(A) == ["m", "late"]
+
+
+def test_a_delayed_copy_waits_in_its_session():
+    topic = with_rules(rule("r", action=DELAY + "; SET sys.SessionId = id", at=Timestamp(AT_MS)), requires_session=True)
+    topic.publish(event("m", id="s"), event("none"))
+    assert topic.counts(A)[:3] == [0, 0, 1]
+    dead = topic.peek(A + Part.DEAD_LETTER)
+    assert [text(each.body) for each in dead] == ["none"]
+    assert Field.ENQUEUED_MS not in dead[0].overlay
+    assert [each.place for each in topic.peek(A)] == [Place.SCHEDULED]
+    topic.restart()
+    topic.wait(5_000)
+    assert topic.counts(A)[:3] == [1, 0, 0]
+    [copy] = topic.peek(A)
+    assert copy.overlay[Field.SESSION] == "s"
+
+
+def test_a_delayed_copy_can_be_cancelled_and_purged():
+    topic = with_rules(LATER)
+    topic.publish("m", "n")
+    [first, _] = topic.peek(A)
+    topic.request("cancel-scheduled", [first.number], queue=A)
+    assert topic.counts(A)[:3] == [0, 0, 1]
+    assert_sound(topic)
+    assert topic.request("purge", queue=A) == 1
+    topic.wait(5_000)
+    assert topic.counts(A)[:3] == [0, 0, 0]
+    assert not topic.store.scan(Table.DUE, b"", b"\xff" * 64, 10)
+    assert_sound(topic)

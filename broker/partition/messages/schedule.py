@@ -135,9 +135,14 @@ def _overtaken(core: Core, queue: Queue) -> int:
 
 
 def scheduled_ms_of(overlay: Overlay | None, record: bytes) -> int:
-    """The time of the timer of a scheduled message."""
-    returns_ms: int | None = (overlay or {}).get(Field.RETURNS_MS)
-    return message_enqueued_ms(record) if returns_ms is None else returns_ms
+    """The time of the timer of a scheduled message.
+
+    A copy that a rule's action delays shares its record with others, so its overlay has the time (ENQUEUED_MS).
+    """
+    for field in (Field.RETURNS_MS, Field.ENQUEUED_MS):
+        if overlay is not None and field in overlay:
+            return int(overlay[field])
+    return message_enqueued_ms(record)
 
 
 def mend_times(core: Core, queue_id: int) -> None:

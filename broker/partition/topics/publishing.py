@@ -88,6 +88,9 @@ class _FanOut:
         self._queue_id = queue_id
         self._topic = topic
         self._for_all: list[Copy] = []  # for each subscription that takes every message
+        self._scheduled: list[
+            tuple[int, Copy, int]
+        ] = []  # queue id, and the time until which an action delays the copy
         self._selected: dict[int, list[Copy]] = {}  # by queue id
         self._references: list[tuple[bytes, bytes]] = []
         self._session_ids: dict[int, str] = {}  # by message id
@@ -124,7 +127,9 @@ class _FanOut:
         copy = (message_id, encode_entry(message_id, 0, overlay), overlay, expires_ms, size, since_ms)
         for queue_id, changes in selection:
             own = copy
+            scheduled_ms = None
             if changes is not None:
+                scheduled_ms, changes = self._delay(queue_id, changes, session_id)
                 merged = {**overlay, **changes} if overlay else changes
                 own = (
                     message_id,
@@ -137,8 +142,12 @@ class _FanOut:
             terms = self._core.terms[entity_of(queue_id)]
             if terms.time_to_live_ms is not None:
                 own = _limited(own, terms.time_to_live_ms)
+            if scheduled_ms is None:
+                self._selected.setdefault(queue_id, []).append(own)
+            else:
+                own = _delayed(own, scheduled_ms)
+                self._scheduled.append((queue_id, own, scheduled_ms))
             self._entry_bytes += len(own[1])
-            self._selected.setdefault(queue_id, []).append(own)
         if self._topic.for_all:
             self._for_all.append(copy)
             self._entry_bytes += len(self._topic.for_all) * len(copy[1])
@@ -149,9 +158,19 @@ class _FanOut:
         self.work += count if expires_ms == NEVER else 2 * count
         return True
 
+    def _delay(self, queue_id: int, changes: Overlay, session_id: str | None) -> tuple[int | None, Overlay]:
+        """The time until which an action delays a copy, and its changes. One that is dead-lettered is not delayed."""
+        scheduled_ms = changes.get(Field.ENQUEUED_MS)
+        if scheduled_ms is None or session_id_of(changes, session_id) is not None:
+            return scheduled_ms, changes
+        if not self._core.terms[entity_of(queue_id)].requires_session:
+            return scheduled_ms, changes
+        return None, {field: value for field, value in changes.items() if field != Field.ENQUEUED_MS}
+
     def fits(self) -> bool:
         """True if the store has room for all copies."""
-        queues = len(self._selected) + (len(self._topic.for_all) if self._for_all else 0)
+        selected = {*self._selected, *(queue_id for queue_id, _, _ in self._scheduled)}
+        queues = len(selected) + (len(self._topic.for_all) if self._for_all else 0)
         return self._core.has_room((), self.copies, queues, 2 * self._entry_bytes)
 
     def _in_session(self, queue_id: int, copies: list[Copy]) -> dict[int, list[Copy]]:
@@ -203,11 +222,40 @@ class _FanOut:
                         selected.setdefault(target, []).extend(own)
                     continue
                 awaited = self._append(queue_id_of(entity_id), batch, entries, due) or awaited
+        for queue_id, delayed, scheduled_ms in self._scheduled:
+            self._schedule(queue_id, delayed, scheduled_ms, entries, due)
         for queue_id, copies in selected.items():
             awaited = self._append(queue_id, _batch(copies), entries, due) or awaited
         store.insert_many(Table.QUEUE, entries)
         store.insert_many(Table.DUE, due)
         return awaited
+
+    def _schedule(
+        self,
+        queue_id: int,
+        copy: Copy,
+        scheduled_ms: int,
+        entries: list[tuple[bytes, bytes]],
+        due: list[tuple[bytes, bytes]],
+    ) -> None:
+        """The copy waits in its subscription until this time of the wall clock, as `schedule` has it."""
+        core, queue = self._core, self._core.queue(queue_id)
+        message_id, entry, overlay, _, size, since_ms = copy
+        number = queue.next_number
+        queue.next_number += 1
+        if queue.sessions is not None:
+            [(message_id, entry, overlay, *_)] = self._in_session(queue_id, [copy])[queue_id]
+        entries.append((queue_key(queue_id, Place.SCHEDULED, number), entry))
+        due.append((due_key(queue_id, Due.SCHEDULED, scheduled_ms, number), message_key(message_id)))
+        there = [self.waited.get(message_id)] if self.waited else None
+        core.journal.entered(queue_id, [number], PUBLISHED, self._queue_id, there)
+        if queue.sessions is not None:
+            queue.sessions.put(Place.SCHEDULED, (number, message_id, 0, overlay))
+        queue.counts[Place.SCHEDULED] += 1
+        queue.size_bytes += size
+        queue.tally.incoming += 1
+        core.arm_scheduled(queue_id, scheduled_ms, since_ms)
+        core.turn.touch(queue)
 
     def _count_failures(self) -> None:
         for entity_id, rules, reason in self._failures:
@@ -272,6 +320,14 @@ def _limited(copy: Copy, limit_ms: int) -> Copy:
     if end_ms >= expires_ms:
         return copy
     expires_ms = end_ms
+    overlay = {**(overlay or {}), Field.EXPIRES_MS: expires_ms}
+    return message_id, encode_entry(message_id, 0, overlay), overlay, expires_ms, size, since_ms
+
+
+def _delayed(copy: Copy, scheduled_ms: int) -> Copy:
+    """The copy, whose time to live counts from the time until which it is delayed."""
+    message_id, _, overlay, expires_ms, size, since_ms = copy
+    expires_ms = NEVER if expires_ms == NEVER else end_of_life(scheduled_ms, expires_ms - since_ms)
     overlay = {**(overlay or {}), Field.EXPIRES_MS: expires_ms}
     return message_id, encode_entry(message_id, 0, overlay), overlay, expires_ms, size, since_ms
 

@@ -11,6 +11,7 @@ from broker.partition.state.tally import HEADER_SIZE_EXCEEDED
 from broker.partition.state.topic import Topic
 from broker.rules import RULE_NAME, ActionError, Changes, Duration, FilterError, Instant, Match, MessageView, Rule
 from broker.rules.errors import failure_of
+from protocol.bounds import LATEST_MS
 from protocol.codec import Symbol, Timestamp, encode
 from protocol.message.fields import MAX_PROPERTY_BYTES
 from protocol.message.intake import MAX_HEADER_BYTES
@@ -124,7 +125,7 @@ def _select_of(
     for rule in match.changed:
         assert rule.action is not None
         try:
-            changed = _changed(rule, rule.action.apply(message), now_ms, limit_ms)
+            changed = _changed(core, rule, rule.action.apply(message), now_ms, limit_ms)
         except Exception as error:
             failures.append((rule, failure_of(ActionError, error)))
         else:
@@ -155,10 +156,12 @@ def _select_of(
     failed.append(Failure(entity_id, len(failures), failure.reason))
 
 
-def _changed(rule: Rule, changes: Changes, now_ms: int, limit_ms: int | None) -> Overlay:
-    """The overlay with the action's changes, which are for this copy alone. In a subscription a changed
-    ScheduledEnqueueTime or PartitionKey has no effect (management.md 3.1). Raises ActionError for changes beyond the
-    limits that senders have, and the errors of `encode` for values that AMQP does not have.
+def _changed(core: Core, rule: Rule, changes: Changes, now_ms: int, limit_ms: int | None) -> Overlay:
+    """The overlay with the action's changes, which are for this copy alone.
+
+    ENQUEUED_MS is the time of the wall clock until which the copy is delayed, if it is. A changed PartitionKey has no
+    effect (management.md 3.1). Raises ActionError for changes beyond the limits that senders have, and the errors of
+    `encode` for values that AMQP does not have.
     """
     set_of_user = {name: encode(value) for name, value in changes.user.items()}
     for name, encoded in set_of_user.items():
@@ -176,6 +179,8 @@ def _changed(rule: Rule, changes: Changes, now_ms: int, limit_ms: int | None) ->
             assert value is None or isinstance(value, Duration)  # as `actions` has checked
             ttl_ms = _shorter(None if value is None else value.ticks // 10_000, limit_ms)
             overlay[Field.EXPIRES_MS] = NEVER if ttl_ms is None else min(now_ms + ttl_ms, NEVER)
+        elif isinstance(value, Instant) and value.ms > core.wall_ms(now_ms):
+            overlay[Field.ENQUEUED_MS] = min(value.ms, LATEST_MS)
     if system:
         overlay[Field.SYSTEM] = system
     return overlay
