@@ -11,6 +11,7 @@ from broker.errors import EntityDisabled, EntityNotFound, NotAllowed, ServerBusy
 from broker.namespace.entities import Description
 from broker.partition.disposal import discard, free_later
 from broker.partition.forwarding.source import begin, forwards
+from broker.partition.messages import deferred_expiry
 from broker.partition.messages.expiry import resume
 from broker.partition.messages.settlement import drop_locks
 from broker.partition.moving import moves, residence
@@ -155,6 +156,7 @@ def put_entity(
             begin(core, queue)
         resume(core, queue)
         core.turn.wake(queue)
+    deferred_expiry.begin(core, entity_id, now_ms)
 
 
 def require_receive(queue: Queue) -> None:

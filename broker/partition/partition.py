@@ -15,7 +15,16 @@ from broker.partition import entities, sending, transactions
 from broker.partition.entity_index import EntityIndex
 from broker.partition.forwarding import destination
 from broker.partition.forwarding import source as forwarding
-from broker.partition.messages import browsing, duplicates, expiry, hand_out, schedule, selecting, settlement
+from broker.partition.messages import (
+    browsing,
+    deferred_expiry,
+    duplicates,
+    expiry,
+    hand_out,
+    schedule,
+    selecting,
+    settlement,
+)
 from broker.partition.messages.admission import Incoming
 from broker.partition.messages.deliveries import NOTHING, Pumped
 from broker.partition.messages.restoring import restore
@@ -367,6 +376,7 @@ class Partition:
                 session_locks.end_waits(core, queue, now_ms)
             elif due == Due.EXPIRY:
                 expiry.sweep(core, queue, now_ms)
+                deferred_expiry.sweep(core, queue, now_ms)
             elif due == Due.DUPLICATES:
                 duplicates.work(core, queue, now_ms)
             elif due == Due.FORWARDING:

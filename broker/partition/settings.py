@@ -13,6 +13,7 @@ class PartitionSettings:
     """Counts are of messages unless the name says otherwise."""
 
     keep_locks_of_broken_connections: bool = False  # True as in the cloud: such a lock ends with its time
+    expiry_timer: bool = False  # True: expired messages are dead-lettered in time, also without a receiver
     abandon_delays: bool = False  # True: the property `protocol.symbols.DELAY` of an abandoned message is its delay
     store_watermark: float = 0.9  # of the store's capacity; above it sends are refused, so that settling always works
     min_free_bytes: int = 0  # of the store and its disk; sends are refused when less is left
@@ -44,6 +45,7 @@ class PartitionSettings:
         """Made of a `broker.settings.config.Settings`, which the state machine does not import."""
         return cls(
             keep_locks_of_broken_connections=settings.delivery.keep_locks_of_broken_connections,
+            expiry_timer=settings.expiry.timer,
             abandon_delays=settings.delivery.abandon_delays,
             store_watermark=settings.store.send_watermark,
             min_free_bytes=settings.store.min_free_disk_bytes,

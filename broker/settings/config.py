@@ -555,6 +555,17 @@ class Delivery(Frozen):
     )
 
 
+class Expiry(Frozen):
+    """What happens to messages whose time to live has ended."""
+
+    timer: bool = Field(
+        False,
+        description="Where expired messages are dead-lettered, they move when their time comes, by a timer. Else they "
+        "move while somebody receives from the entity, and by the timer only if the entity forwards its messages or "
+        "its dead-lettered messages.",
+    )
+
+
 class Certificate(Frozen):
     """What the holders of certificates with one name may do."""
 
@@ -732,6 +743,7 @@ class Settings(Frozen):
     )
     journal: Journal = Field(Journal(), description="The journal: what happened to each message, to be read as data.")
     delivery: Delivery = Field(Delivery(), description="How messages are handed out.")
+    expiry: Expiry = Field(Expiry(), description="What happens to messages whose time to live has ended.")
     security: Security = Field(Security(), description="Who may do what.")
     log: Log = Field(Log(), description="Logs, on standard error.")
     queues: tuple[QueueDescription, ...] = Field(

@@ -230,6 +230,14 @@ def expiring(driver: Driver[MeteredStore]) -> None:
     assert driver.held() == [0, 0, 0, 0]
 
 
+def expiring_what_is_deferred(driver: Driver[MeteredStore]) -> None:
+    driver.open("other")
+    driver.grant(1, "other")
+    driver.wait(LOCK_MS)
+    assert driver.held() == [0, 0, 0, 0]
+    assert driver.counts(DEAD)[0] == MANY
+
+
 def activating(driver: Driver[MeteredStore]) -> None:
     driver.wait(2000)
     assert driver.held() == [MANY, 0, 0, 0]
@@ -592,6 +600,13 @@ def locked(ttl_ms: int | None = None) -> Driver[MeteredStore]:
     return driver
 
 
+def deferred_and_expiring() -> Driver[MeteredStore]:
+    driver = filled(ttl_ms=LOCK_MS // 2)
+    driver.change(dead_lettering_on_message_expiration=True)
+    driver.settle(Outcome.DEFERRED, *driver.receive(MANY))
+    return driver
+
+
 def one_session_locked(ttl_ms: int | None = None) -> SessionWithTokens:
     driver = SessionWithTokens(MeteredStore(), SETTINGS)
     for _ in range(0, MANY, 100):
@@ -682,6 +697,7 @@ ROWS: list[tuple[tuple[Op | Due | str, ...], Callable[[], Driver[MeteredStore]],
     ((Op.AWAIT,), filled, waiting_for_more),
     ((Op.OPEN_SELECTIVE, Op.DRAIN), filled, selecting),
     ((Due.EXPIRY,), lambda: filled(ttl_ms=1000), expiring),
+    ((Due.EXPIRY,), deferred_and_expiring, expiring_what_is_deferred),
     ((Due.SCHEDULED,), lambda: filled(scheduled_ms=START_MS + 1000), activating),
     ((Due.LOCKS,), locked, ending_locks),
     ((Op.CLOSE_RECEIVER,), locked, losing_the_connection),

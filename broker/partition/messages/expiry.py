@@ -1,9 +1,11 @@
 """Time to live: expires messages when their time has come, unless they are locked, deferred or dead-lettered.
 
-To expire a message is to delete it or to dead-letter it. With dead-lettering on expiration this happens only while a
-receiver pulls from the queue (DL6). Until then the messages stay, `expiry_paused` is set, and the next grant of credit
-makes the timer due. A locked message and its DUE entry stay until its lock ends. So `swept`, where the next look
-begins, may be above such entries. Hand-out never delivers an expired message, even if the timer has not come to it.
+To expire a message is to delete it or to dead-letter it. With dead-lettering on expiration this may wait for a receiver
+that pulls from the queue (DL6, `moves.expires_now`). Until then the messages stay, `expiry_paused` is set, and the next
+grant of credit makes the timer due. `deferred_expiry` does the same for deferred messages.
+
+A locked message and its DUE entry stay until its lock ends. So `swept`, where the next look begins, may be above such
+entries. Hand-out never delivers an expired message, even if the timer has not come to it.
 """
 
 from broker.partition.messages.moves import expire, expires_now, set_aside, unlocked
@@ -34,7 +36,7 @@ def end_of_life(from_ms: int, ttl_ms: int | None) -> int:
 
 def sweep(core: Core, queue: Queue, now_ms: int) -> None:
     """The timer: expire a step of the messages whose time has come."""
-    if not expires_now(queue):
+    if not expires_now(core, queue):
         queue.expiry_paused = True
         return
     start = max(queue.swept, due_key(queue.id, Due.EXPIRY, 0, 0))
@@ -102,3 +104,5 @@ def resume(core: Core, queue: Queue) -> None:
         queue.expiry_paused = False
         queue.swept = b""
         arm_next(core, queue)
+        if queue.deferrals is not None:
+            core.timers.arm(queue.deferrals.next_ms(), (queue.id, Due.EXPIRY))

@@ -9,6 +9,7 @@ from typing import Any
 
 from broker.partition.messages.shared_bodies import release
 from broker.partition.state.core import Core
+from broker.partition.state.deferrals import Deferrals
 from broker.partition.state.locks import NOBODY, Held, ref_of, size_of
 from broker.partition.state.queue import Queue
 from broker.partition.state.tally import MAX_DELIVERY_COUNT_EXCEEDED, TTL_EXPIRED
@@ -95,9 +96,10 @@ def put_back(core: Core, queue: Queue, held: Held, now_ms: int) -> None:
     """Make a message whose lock has ended available again at its place, or expire it if its time came meanwhile."""
     ref, _, due_ms, place, _, _ = held
     if place == _DEFERRED:
+        _unlocked_deferred(core, queue, number_of(ref))
         return
     if due_ms <= now_ms:
-        if expires_now(queue):
+        if expires_now(core, queue):
             expire(core, queue, held)
             return
         queue.expiry_paused = True
@@ -171,18 +173,30 @@ def put_off(core: Core, queue: Queue, held: Held, returns_ms: int, now_ms: int) 
 def defer(core: Core, queue: Queue, held: Held, properties: Properties | None) -> None:
     """Count a delivery, and defer the message under its number, or dead-letter it after the last delivery.
 
-    A deferred message has no timer: it expires when somebody asks for it.
+    A deferred message has no timer in the store: see `deferred_expiry`.
     """
     counted = _counted(core, queue, held, properties, Op.DEFERRED)
     if counted is None:
         return
-    (number, message_id, delivery_count, overlay), _, _, place, _, _ = counted
+    (number, message_id, delivery_count, overlay), _, due_ms, place, _, _ = counted
     entry = encode_entry(message_id, delivery_count, overlay)
     if place != _DEFERRED:
         _change_place(core, queue, counted, _DEFERRED, entry)
+        if due_ms != NEVER and queue.terms.dead_letter_expired:
+            if queue.deferrals is None:
+                queue.deferrals = Deferrals()
+            queue.deferrals.note(due_ms, number)
+            core.timers.arm(queue.deferrals.next_ms(), (queue.id, _EXPIRY))
         return
     core.worked(len(entry))
     core.store.put(_QUEUE, queue_key(queue.id, _DEFERRED, number), entry)
+    _unlocked_deferred(core, queue, number)
+
+
+def _unlocked_deferred(core: Core, queue: Queue, number: int) -> None:
+    """The lock of a deferred message has ended, and it stays deferred. If its time came meanwhile, it expires."""
+    if queue.deferrals is not None and queue.deferrals.unlock(number):
+        core.timers.arm(queue.deferrals.next_ms(), (queue.id, _EXPIRY))
 
 
 def _change_place(core: Core, queue: Queue, held: Held, to: Place, entry: bytes) -> None:
@@ -285,11 +299,18 @@ def enqueue(core: Core, queue: Queue, entries: Iterable[tuple[int, int, Overlay 
     core.turn.wake(queue)
 
 
-def expires_now(queue: Queue) -> bool:
-    """True if expired messages may go now: to the dead-letter queue only while a receiver pulls or it forwards."""
+def expires_now(core: Core, queue: Queue) -> bool:
+    """True if expired messages may go now.
+
+    To the dead-letter queue they go while a receiver pulls (DL6), or by the timer: where nobody is meant to receive,
+    because the messages or the dead-lettered ones are forwarded, and everywhere with the setting.
+    """
     if queue.is_held_back:
         return False
-    return not queue.terms.dead_letter_expired or queue.is_pulled or bool(queue.forward_to)
+    terms = queue.terms
+    if not terms.dead_letter_expired or core.settings.expiry_timer:
+        return True
+    return queue.is_pulled or bool(queue.forward_to) or bool(terms.forward_dead_lettered_to)
 
 
 def expire(core: Core, queue: Queue, held: Held) -> None:

@@ -2,7 +2,7 @@
 
 from broker.errors import BrokerError
 from broker.partition.forwarding.source import begin, begin_again, forget
-from broker.partition.messages import duplicates
+from broker.partition.messages import deferred_expiry, duplicates
 from broker.partition.messages.browsing import end_waits
 from broker.partition.messages.schedule import mend_times
 from broker.partition.state import idleness
@@ -112,7 +112,8 @@ def begin_forwarding(core: Core, queue_id: int) -> None:
 
 
 def begin_duties(core: Core, entity_id: int, now_ms: int) -> None:
-    """Go on with duplicate detection, and publish messages that a topic has accepted."""
+    """Go on with duplicate detection, look when deferred messages expire, and publish what a topic has accepted."""
+    deferred_expiry.begin(core, entity_id, now_ms)
     if core.terms[entity_id].duplicate_window_ms:
         duplicates.begin(core, entity_id, now_ms)
     if entity_id in core.subscription_ids and core.lives_here(entity_id):

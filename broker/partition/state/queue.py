@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Hashable, Sequence
 
+from broker.partition.state.deferrals import Deferrals
 from broker.partition.state.lanes import Transfers
 from broker.partition.state.line import Line
 from broker.partition.state.locks import Locks
@@ -25,6 +26,7 @@ class Queue:
         "browsers",
         "counted_with",
         "counts",
+        "deferrals",
         "entity_id",
         "expiry_paused",
         "id",
@@ -77,6 +79,7 @@ class Queue:
         self.swept = b""  # expiry has looked at DUE keys below this; those that are left belong to locked messages
         # For a main part: the open queues that count for the entity's quota besides it; None if they must be looked up.
         self.counted_with: tuple[Queue, ...] | None = None
+        self.deferrals: Deferrals | None = None  # for a main part with deferred messages that expire
         self.expiry_paused = False  # messages may have expired, but no receiver pulls: see expiry
 
     @property
