@@ -101,6 +101,11 @@ class JournalMode(StrEnum):
     BODIES = "bodies"
 
 
+class ForwardingFailures(StrEnum):
+    TRANSFER_DEAD_LETTER = "transfer_dead_letter"
+    DEAD_LETTER = "dead_letter"
+
+
 class ClientCertificates(StrEnum):
     REQUIRED = "required"
     OPTIONAL = "optional"
@@ -566,6 +571,19 @@ class Expiry(Frozen):
     )
 
 
+class Forwarding(Frozen):
+    """What happens to messages that cannot be forwarded."""
+
+    failures: ForwardingFailures = Field(
+        ForwardingFailures.TRANSFER_DEAD_LETTER,
+        description="The queue of the source for messages that can never be forwarded, because they made more than "
+        "four hops or the destination is disabled, missing or over its size: `transfer_dead_letter` is its transfer "
+        "dead-letter queue, and `dead_letter` its dead-letter queue, as in the cloud. Messages that clients send "
+        "through an entity, and dead-lettered messages that cannot be forwarded, always go to the transfer "
+        "dead-letter queue. What is in either queue stays there when this is changed.",
+    )
+
+
 class Certificate(Frozen):
     """What the holders of certificates with one name may do."""
 
@@ -743,6 +761,7 @@ class Settings(Frozen):
     )
     journal: Journal = Field(Journal(), description="The journal: what happened to each message, to be read as data.")
     delivery: Delivery = Field(Delivery(), description="How messages are handed out.")
+    forwarding: Forwarding = Field(Forwarding(), description="What happens to messages that cannot be forwarded.")
     expiry: Expiry = Field(Expiry(), description="What happens to messages whose time to live has ended.")
     security: Security = Field(Security(), description="Who may do what.")
     log: Log = Field(Log(), description="Logs, on standard error.")

@@ -8,7 +8,8 @@ has one command under way at a time, and further messages gather meanwhile. The 
 the answer says that they were taken over. `outbox` lists the states when no answer comes; `destination` is the other
 side.
 
-A message that is refused for good goes to the transfer dead-letter queue of its entity. If a retry can help, or no
+A message that is refused for good goes to the transfer dead-letter queue of its entity, or to its dead-letter queue
+(`_part_for_failures`). If a retry can help, or no
 answer comes, the queue tries again later, from the same message on.
 """
 
@@ -232,7 +233,7 @@ def _bind(core: Core, queue: Queue, partition: int | None) -> None:
 
 
 def _take(core: Core, queue: Queue, now_ms: int) -> tuple[list[Travelling], int, bool]:
-    """Take the next messages out of the queue. Those with too many hops go to the transfer dead-letter queue.
+    """Take the next messages out of the queue. Those with too many hops are given up.
 
     Also returns the bytes of all messages that were looked at, and True if there may be more.
     """
@@ -264,7 +265,7 @@ def _take(core: Core, queue: Queue, now_ms: int) -> tuple[list[Travelling], int,
 def _take_of_lane(core: Core, queue: Queue, lane: Outbox) -> tuple[list[Travelling], list[int], int, bool]:
     """As `_take`; also the entity id of each message's destination, and True if there may be more in the lane.
 
-    A message whose destination is known here to be impossible goes to the transfer dead-letter queue.
+    A message whose destination is known here to be impossible is given up.
     """
     settings = core.settings
     count = min(settings.forward_count, core.step())
@@ -300,7 +301,21 @@ def _take_of_lane(core: Core, queue: Queue, lane: Outbox) -> tuple[list[Travelli
 
 
 def _give_up(core: Core, queue: Queue, held: Held, reason: str, text: str) -> None:
-    dead_letter(core, queue, held, {REASON: reason, DESCRIPTION: text}, reason, Part.TRANSFER_DEAD_LETTER)
+    part = _part_for_failures(core, queue, held)
+    dead_letter(core, queue, held, {REASON: reason, DESCRIPTION: text}, reason, part)
+
+
+def _part_for_failures(core: Core, queue: Queue, held: Held) -> Part:
+    """The part of the entity for a message that cannot be moved on (DL9, setting forwarding.failures).
+
+    What a dead-letter queue could not forward would only be forwarded again from there, and what a client sent through
+    the entity was never one of its messages. In a transfer queue, those that the entity forwards have hops.
+    """
+    if core.settings.dead_letter_unforwarded:
+        (_, _, _, overlay), *_ = held
+        if queue.part == Part.MAIN or (queue.part == Part.TRANSFER and Field.HOPS in (overlay or {})):
+            return Part.DEAD_LETTER
+    return Part.TRANSFER_DEAD_LETTER
 
 
 def _return(core: Core, queue: Queue, outbox: Outbox, held: Held, now_ms: int) -> None:
