@@ -355,6 +355,11 @@ def test_rules_are_added_listed_and_removed(broker):
         ({"sql-filter": {}}, "'expression' is missing"),
         ({"sql-filter": "a = 1"}, "'sql-filter' is not a map"),
         ({"sql-rule-action": {"expression": "SET a"}}, "There was an error parsing the SQL expression. [Token line=1,"),
+        (
+            {"sql-rule-action": {"expression": "SET sys.TimeToLive = 'soon'"}},
+            "[Token line=1, column=22, Token in error='soon",
+        ),
+        ({"sql-filter": {"expression": "1 / 0 = 1"}}, "division of an integer by zero"),
         ({"correlation-filter": {}}, "has no condition"),
         ({"correlation-filter": {"label": 5}}, "'label' is not a string"),
         ({"correlation-filter": {"properties": {"a": b"x"}}}, "properties.a: must be a string, int, long"),

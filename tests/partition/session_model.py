@@ -486,7 +486,9 @@ class SessionModel(RuleBasedStateMachine):
                 self.queues[MAIN].append(m)
 
     def may_go(self, m: Message) -> bool:
-        return m.place == Place.AVAILABLE and m.token is None and m.expires_ms <= self.now_ms
+        if m.place == Place.DEFERRED and not self.terms.dead_lettering_on_message_expiration:
+            return False
+        return m.place != Place.SCHEDULED and m.token is None and m.expires_ms <= self.now_ms
 
     def look_for_expired(self, pulled: bool, in_main: set[str]) -> None:
         for m in [m for m in self.queues[MAIN] if self.may_go(m)]:

@@ -336,7 +336,9 @@ class PartitionModel(RuleBasedStateMachine):
             m.expires_ms = NEVER if m.ttl_ms is None else self.now_ms + m.ttl_ms
 
     def may_go(self, m: Message) -> bool:
-        return m.place == Place.AVAILABLE and m.token is None and m.expires_ms <= self.now_ms
+        if m.place == Place.DEFERRED and not self.terms.dead_lettering_on_message_expiration:
+            return False
+        return m.place != Place.SCHEDULED and m.token is None and m.expires_ms <= self.now_ms
 
     def look_for_expired(self, pulled, shown, given) -> None:
         """Messages that may have gone are looked for; then those dead-lettered in this step get their numbers."""
