@@ -33,7 +33,7 @@ from broker.namespace.entities import (
     TopicDescription,
 )
 from broker.namespace.rule_descriptions import DEFAULT_RULE, FILTER_KINDS, RuleDescription
-from broker.settings.config import FORWARDING, MAX_RULES, MAX_SUBSCRIPTIONS, ConfigurationError, Partitioning
+from broker.settings.config import FORWARDING, MAX_RULES, MAX_SUBSCRIPTIONS, ConfigurationError, Partitioning, Refusal
 from broker.settings.rule_expressions import futile_expressions
 from storage.records import (
     IDLE_PREFIX,
@@ -61,7 +61,17 @@ _PARTITIONING = Partitioning()
 
 
 class CannotReconcile(ConfigurationError):
-    """The declared entities contradict the stored ones; nothing was changed."""
+    """The declared entities contradict the stored ones; nothing was changed.
+
+    A text among the refusals is about no entity of its own. The error's text has a line for each.
+    """
+
+    def __init__(self, refusals: Sequence[Refusal | str]) -> None:
+        super().__init__(refusals)
+        self.refusals = refusals
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.refusals))
 
 
 class Definition(NamedTuple):
@@ -264,7 +274,7 @@ class _Catalog:
         self._by_path = {item.description.path.lower(): item for item in stored}
         self._updated: dict[str, list[str]] = {}
         self._declared: list[Description] = []
-        self._refused: list[str] = []
+        self._refused: list[Refusal | str] = []
         self.deleted: list[str] = []  # paths
         self.warnings: list[str] = []
         for item in list(self._by_path.values()):
@@ -285,7 +295,7 @@ class _Catalog:
         if isinstance(wanted, SubscriptionDescription):
             topic = self._by_path.get(wanted.topic.lower())
             if topic is None or topic.description.kind != "topic":
-                self._refuse(wanted, f"there is no topic {wanted.topic!r}. Declare it, too")
+                self._refuse(wanted, None, f"there is no topic {wanted.topic!r}. Declare it, too")
                 return
             wanted = wanted.model_copy(update={"topic": topic.description.name})
         known = self._by_path.get(wanted.path.lower())
@@ -297,7 +307,7 @@ class _Catalog:
             self.next_id += 1
         elif known.description.kind != wanted.kind:
             self._refuse(
-                wanted, f"a {known.description.kind} of this name exists. Declare a {wanted.kind} of another name"
+                wanted, None, f"a {known.description.kind} of this name exists. Declare a {wanted.kind} of another name"
             )
         else:
             wanted = wanted.model_copy(update={"name": known.description.name})
@@ -305,7 +315,8 @@ class _Catalog:
             for name in wanted.immutable:
                 if name in names:
                     text = immutable(name, known.description, wanted)
-                    self._refuse(wanted, f"{text}. Declare it as stored, or declare a {wanted.kind} of another name")
+                    fix = f"Declare it as stored, or declare a {wanted.kind} of another name"
+                    self._refuse(wanted, name, f"{text.removeprefix(name).lstrip()}. {fix}")
             if names:
                 self._put(known._replace(description=wanted, updated_ms=self._now_ms))
                 self._updated[wanted.path] = names
@@ -365,12 +376,12 @@ class _Catalog:
                     self._check_destination(description, field, to)
         self._check_numbers()
         if self._refused:
-            raise CannotReconcile("\n".join(self._refused))
+            raise CannotReconcile(self._refused)
 
     def _check_destination(self, description: Description, field: str, to: str) -> None:
         destination = self._by_path.get(to.lower())
         if destination is None or destination.description.kind == "subscription":
-            self._refuse(description, f"{field} {to!r} is no queue or topic. Declare it, or name another")
+            self._refuse(description, field, f"{to!r} is no queue or topic. Declare it, or name another")
 
     def _check_numbers(self) -> None:
         topics = {entity_key(item.entity_id): item.description.home_name for item in self.subscriptions()}
@@ -392,8 +403,8 @@ class _Catalog:
             if count > (limit := MAX_OF_TOPIC.get(what, count)):
                 self._refused.append(f"topic {topic!r}: {count} {what} are more than the {limit} it may have")
 
-    def _refuse(self, description: Description, text: str) -> None:
-        self._refused.append(f"{description.kind} {description.path!r}: {text}")
+    def _refuse(self, description: Description, field: str | None, text: str) -> None:
+        self._refused.append(Refusal(description.kind, description.path, field, text))
 
 
 class _StoredRules:

@@ -10,7 +10,7 @@ from pathlib import Path
 from broker.catalog.catalog import CannotReconcile, reconcile
 from broker.listening import unusable
 from broker.namespace.entities import MAX_HOPS, Description, SubscriptionDescription
-from broker.settings.config import Settings
+from broker.settings.config import Refusal, Settings
 from storage.apart import read_apart
 from storage.data_dir import LOCK_FILE, DataDirectoryUnwritable, partition_path, pid_of_user, read_description
 from storage.data_dir import Description as Directory
@@ -22,8 +22,8 @@ from storage.store import Table
 _COPIED = (Table.META, Table.ENTITIES, Table.RULES)
 
 
-def problems(settings: Settings, now_ms: int) -> list[str]:
-    """One line for each problem, with the entity and the field, or the port. Raises DataDirectoryError, StoreError."""
+def problems(settings: Settings, now_ms: int) -> list[Refusal | str]:
+    """Each problem, with the entity and the field, or the port. Raises DataDirectoryError, StoreError."""
     return [*_of_entities(settings, now_ms), *_of_ports(settings)]
 
 
@@ -35,7 +35,7 @@ def _of_ports(settings: Settings) -> Iterator[str]:
         yield from unusable(settings.listeners)
 
 
-def _of_entities(settings: Settings, now_ms: int) -> list[str]:
+def _of_entities(settings: Settings, now_ms: int) -> list[Refusal | str]:
     wanted = Directory(settings.partitions, owned=settings.cluster.owned)
     try:
         found = read_description(settings.data_dir) or wanted
@@ -49,7 +49,7 @@ def _of_entities(settings: Settings, now_ms: int) -> list[str]:
             reconcile(stores[: found.partitions], (), now_ms)  # entities stay where they are
         reconcile(stores, settings.entities, now_ms, settings.rules, settings.partitioning)
     except CannotReconcile as error:
-        return [*str(error).splitlines(), *forwarding_problems(settings.entities)]
+        return [*error.refusals, *forwarding_problems(settings.entities)]
     return list(forwarding_problems(settings.entities))
 
 
@@ -67,7 +67,7 @@ def _read(path: Path) -> MemoryStore:
     return store
 
 
-def forwarding_problems(entities: Iterable[Description]) -> Iterator[str]:
+def forwarding_problems(entities: Iterable[Description]) -> Iterator[Refusal]:
     """Chains of `forward_to` that lead back to their start, or have more hops than a message may make.
 
     Messages in such a chain end in a transfer dead-letter queue. Forwarding of dead-lettered messages back to their
@@ -91,12 +91,11 @@ def forwarding_problems(entities: Iterable[Description]) -> Iterator[str]:
         reached = {target.lower()}
         for _ in range(MAX_HOPS):
             if reached & starts:
-                yield f"{entity.kind} {entity.path!r}: forward_to {target!r} leads back to it. Forward elsewhere"
+                text = f"{target!r} leads back to it. Forward elsewhere"
+                yield Refusal(entity.kind, entity.path, "forward_to", text)
                 break
             reached = set().union(*(destinations.get(name, ()) for name in reached))
         else:
             if reached:
-                yield (
-                    f"{entity.kind} {entity.path!r}: forward_to {target!r} begins a chain of more than {MAX_HOPS} "
-                    "hops, and messages take no more. Shorten it"
-                )
+                text = f"{target!r} begins a chain of more than {MAX_HOPS} hops, and messages take no more. Shorten it"
+                yield Refusal(entity.kind, entity.path, "forward_to", text)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from broker import __version__
-from broker.printable import printable_lines
+from broker.printable import printable, printable_lines
 from broker.settings.config import ConfigurationError, Settings
 from broker.settings.sources import CLUSTER_FLAGS, FLAGS, Loaded, leaves, load
 
@@ -113,10 +113,10 @@ def _serve(
         def read() -> Settings:
             return _load(config, known, **flags).settings
 
-        settings = read()
+        loaded = _load(config, known, **flags)
         from broker.supervisor.supervisor import Part, run
 
-        code = run(settings, Part(part), read)
+        code = run(loaded, Part(part), read)
     raise typer.Exit(code)
 
 
@@ -451,8 +451,10 @@ def check(config: ConfigOption = None) -> None:
         settings = loaded.settings
         if settings.tls.certificate is not None:
             ServerTls(settings.tls)
+        for place, text in loaded.ignored:
+            typer.echo(f"peeklock: warning: {printable(place)}: {printable(text)}; it has no effect", err=True)
         if found := problems(settings, int(time.time() * 1000)):
-            raise ConfigurationError("\n".join(found))
+            raise ConfigurationError("\n".join(map(loaded.spelled, found)))
     counts = {
         "queue": len(settings.queues),
         "topic": len(settings.topics),

@@ -82,6 +82,22 @@ class Problem(NamedTuple):
     text: str
 
 
+class Refusal(NamedTuple):
+    """Why an entity cannot be as it is declared: beside stored ones, or beside others that are declared.
+
+    Without a `field` it is the entity as a whole.
+    """
+
+    kind: str
+    path: str
+    field: str | None
+    problem: str
+
+    def __str__(self) -> str:
+        what = f"{self.field} {self.problem}" if self.field else self.problem
+        return f"{self.kind} {self.path!r}: {what}"
+
+
 class LogLevel(StrEnum):
     DEBUG = "debug"
     INFO = "info"

@@ -2,9 +2,12 @@
 
 Schema: {"UserConfig": {"Namespaces": [{"Name", "Queues", "Topics"}], "Logging": {"Type"}}}. A queue has Name and
 Properties, a topic also Subscriptions, each of which has Name, Properties and Rules; a rule has Name and Properties:
-FilterType, CorrelationFilter or SqlFilter, and Action. As in the emulator, the file may hold // comments, the case of
-a key does not matter, a number or boolean may be written as a string, and an empty string or null means the property is
-absent. An absent property has the emulator's default; a subscription without rules takes every message.
+FilterType, CorrelationFilter or SqlFilter, and Action. As in the emulator, the file may hold // comments and commas
+behind the last member, the case of a key does not matter, a number or boolean may be written as a string, and an empty
+string or null means the property is absent. An absent property has the emulator's default; a subscription without rules
+takes every message.
+
+The emulator ignores keys that it does not know. So do we, with a warning, unless entities or rules might be lost.
 """
 
 import json
@@ -13,18 +16,23 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from broker.namespace.durations import parse_duration
+from broker.namespace.entities import Status
 from broker.settings.config import Origin, Place, Problem
 
 UNLIMITED_MS = 10_675_199 * 86_400_000
-"""From here on a time to live is unlimited: the longest .NET TimeSpan, which tools write for "never"."""
+"""From here on a time is unlimited: the longest .NET TimeSpan, which tools write for "never"."""
+
+
+_ENTITIES = frozenset({"queues", "topics", "subscriptions", "rules"})
 
 
 class Reading(NamedTuple):
-    """The content of a Config.json: its settings, where each is written, and what is wrong."""
+    """The content of a Config.json: its settings, where each is written, what is wrong, and what has no effect."""
 
     settings: dict[str, Any]
     origins: dict[Place, Origin]
     problems: list[Problem]
+    ignored: list[Problem]
 
 
 def _boolean(value: Any) -> bool:
@@ -47,7 +55,7 @@ def _duration_ms(value: Any) -> int:
     return parse_duration(_text(value))
 
 
-def _time_to_live_ms(value: Any) -> int | None:
+def _optional_duration_ms(value: Any) -> int | None:
     duration_ms = _duration_ms(value)
     return duration_ms if duration_ms < UNLIMITED_MS else None
 
@@ -56,6 +64,11 @@ def _text(value: Any) -> str:
     if isinstance(value, str):
         return value
     raise ValueError("must be a string")
+
+
+def _status(value: Any) -> str:
+    text = _text(value)
+    return next((status.value for status in Status if status.value.lower() == text.lower()), text)
 
 
 UNSAID = object()
@@ -70,7 +83,9 @@ class _Property(NamedTuple):
 
 _LOCK_DURATION = _Property("LockDuration", "lock_duration_ms", _duration_ms, 60_000)
 _MAX_DELIVERY_COUNT = _Property("MaxDeliveryCount", "max_delivery_count", _whole_number, 3)
-_TIME_TO_LIVE = _Property("DefaultMessageTimeToLive", "default_message_time_to_live_ms", _time_to_live_ms, 3_600_000)
+_TIME_TO_LIVE = _Property(
+    "DefaultMessageTimeToLive", "default_message_time_to_live_ms", _optional_duration_ms, 3_600_000
+)
 _DEAD_LETTERING = _Property("DeadLetteringOnMessageExpiration", "dead_lettering_on_message_expiration", _boolean, False)
 _SESSION = _Property("RequiresSession", "requires_session", _boolean, False)
 _DUPLICATES = (
@@ -84,11 +99,33 @@ _FORWARDING = (
     _Property("ForwardDeadLetteredMessagesTo", "forward_dead_lettered_messages_to", _text, None),
 )
 
-# The emulator has no partitioned entities.
+# What the emulator ignores, and Azure Service Bus knows by these names.
 _PARTITIONING = _Property("EnablePartitioning", "enable_partitioning", _boolean, UNSAID)
+_SIZES = (
+    _Property("MaxSizeInMegabytes", "max_size_mb", _whole_number, UNSAID),
+    _Property("MaxMessageSizeInKilobytes", "max_message_size_kb", _whole_number, UNSAID),
+)
+_OF_ALL = (
+    _Property("EnableBatchedOperations", "enable_batched_operations", _boolean, UNSAID),
+    _Property("AutoDeleteOnIdle", "auto_delete_on_idle_ms", _optional_duration_ms, UNSAID),
+    _Property("Status", "status", _status, UNSAID),
+    _Property("UserMetadata", "user_metadata", _text, UNSAID),
+)
+_FILTER_FAILURES = _Property(
+    "DeadLetteringOnFilterEvaluationExceptions", "dead_lettering_on_filter_evaluation_exceptions", _boolean, UNSAID
+)
 
-SUBSCRIPTION_PROPERTIES = (_LOCK_DURATION, _MAX_DELIVERY_COUNT, _TIME_TO_LIVE, _DEAD_LETTERING, _SESSION, *_FORWARDING)
-TOPIC_PROPERTIES = (_TIME_TO_LIVE, *_DUPLICATES, _PARTITIONING)
+SUBSCRIPTION_PROPERTIES = (
+    _LOCK_DURATION,
+    _MAX_DELIVERY_COUNT,
+    _TIME_TO_LIVE,
+    _DEAD_LETTERING,
+    _FILTER_FAILURES,
+    _SESSION,
+    *_FORWARDING,
+    *_OF_ALL,
+)
+TOPIC_PROPERTIES = (_TIME_TO_LIVE, *_DUPLICATES, _PARTITIONING, *_SIZES, *_OF_ALL)
 QUEUE_PROPERTIES = (
     _LOCK_DURATION,
     _MAX_DELIVERY_COUNT,
@@ -98,7 +135,10 @@ QUEUE_PROPERTIES = (
     *_DUPLICATES,
     _PARTITIONING,
     *_FORWARDING,
+    *_SIZES,
+    *_OF_ALL,
 )
+ALL_PROPERTIES = tuple(dict.fromkeys((*QUEUE_PROPERTIES, *TOPIC_PROPERTIES, *SUBSCRIPTION_PROPERTIES)))
 
 CORRELATION_PROPERTIES = {  # as the emulator documents them: field of the filter
     "ContentType": "content_type",
@@ -123,6 +163,45 @@ def without_comments(text: str) -> str:
     return _STRING_OR_COMMENT.sub(blank, text)
 
 
+# A comma behind a value and before a closing bracket. A string is matched whole, so that nothing in it counts.
+_TRAILING_COMMA = re.compile(r'("(?:[^"\\]|\\.)*"|[^\s",\[{:])(\s*),(?=\s*[\]}])|"(?:[^"\\]|\\.)*"', re.DOTALL)
+
+
+def parse(text: str) -> Any:
+    """The value of JSON that may hold comments and commas behind last members. Raises ValueError, RecursionError."""
+
+    def blank(match: re.Match[str]) -> str:
+        return match[0] if match[1] is None else f"{match[1]}{match[2]} "
+
+    return json.loads(_TRAILING_COMMA.sub(blank, without_comments(text)), object_pairs_hook=_members_once)
+
+
+def _members_once(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A key that is written twice has the last value, unless entities or rules would be lost with the first."""
+    found = dict(members)
+    if len({key.lower() for key in found}) < len(members):
+        seen: dict[str, Any] = {}
+        for key, value in members:
+            if _may_hold_entities(seen.get(key.lower())):
+                raise ValueError(f"{key} is there twice in one object; put all its items into one array")
+            seen[key.lower()] = value
+    return found
+
+
+def _may_hold_entities(value: Any) -> bool:
+    """True for an array of objects, and for an object that has one, at any depth, by the name of entities or rules."""
+    waiting = [("rules", value)]
+    while waiting:
+        key, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += value.items()
+        elif isinstance(value, list):
+            if key.lower() in _ENTITIES and any(isinstance(item, dict) for item in value):
+                return True
+            waiting += (("", item) for item in value)
+    return False
+
+
 def is_emulator_config(document: Any) -> bool:
     return isinstance(document, dict) and any(key.lower() == "userconfig" for key in document)
 
@@ -131,7 +210,7 @@ def read_emulator_config(document: dict[str, Any]) -> Reading:
     """Never raises, whatever is in `document`: the result's `problems` name everything that is wrong."""
     reader = _Reader()
     reader.read(document)
-    return Reading(reader.settings, reader.origins, reader.problems)
+    return Reading(reader.settings, reader.origins, reader.problems, reader.ignored)
 
 
 class _Reader:
@@ -140,6 +219,7 @@ class _Reader:
         self.settings: dict[str, Any] = {"emulator": True, "queues": [], "topics": []}
         self.origins: dict[Place, Origin] = {("emulator",): Origin("UserConfig", True)}
         self.problems: list[Problem] = []
+        self.ignored: list[Problem] = []
 
     def read(self, document: dict[str, Any]) -> None:
         top = self._members("", document, ("UserConfig",))
@@ -265,7 +345,8 @@ class _Reader:
                 if member is not None and member != "":
                     members[name] = member
             elif not key.startswith("$"):  # "$schema" is for editors
-                self._problem(f"{at}.{key}".lstrip("."), f"unknown; known here: {', '.join(known)}")
+                unknown = Problem(f"{at}.{key}".lstrip("."), f"unknown; known here: {', '.join(known)}")
+                (self.problems if _may_hold_entities(member) else self.ignored).append(unknown)
         return members
 
     def _items(self, at: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -14,6 +14,7 @@ from broker.namespace.entities import AuthorizationRule, Frozen, QueueDescriptio
 from broker.namespace.rule_descriptions import CorrelationFilter, RuleDescription, SqlAction, SqlFilter, TrueFilter
 from broker.settings.config import DeclaredSubscription, DeclaredTopic, Place, Settings
 from broker.settings.emulator_config import (
+    ALL_PROPERTIES,
     CORRELATION_PROPERTIES,
     QUEUE_PROPERTIES,
     SUBSCRIPTION_PROPERTIES,
@@ -76,10 +77,12 @@ Names end in the unit: `_ms` is milliseconds, `_bytes` bytes, `_kb` KiB, `_mb` M
 _EMULATOR = """\
 ## The Service Bus emulator's Config.json
 
-A file whose outermost member is `UserConfig` is read as a file of the emulator; it may hold `//` comments. It declares
-one namespace with its queues and topics, and sets `emulator`, so that the well-known key is the broker's
-(`--no-emulator` says otherwise). Other settings come from flags and environment, `http.port` also from
-`EMULATOR_HTTP_PORT`. `Logging` has no effect. See [In place of the emulator](emulator.md).
+A file whose outermost member is `UserConfig` is read as a file of the emulator, as is each whose name ends in `.json`;
+it may hold `//` comments and trailing commas. It declares one namespace with its queues and topics, and sets
+`emulator`, so that the well-known key is the broker's (`--no-emulator` says otherwise). Other settings come from flags
+and environment, `http.port` also from `EMULATOR_HTTP_PORT`. `Logging` has no effect. Unknown keys are ignored, and a
+warning names them; one that may hold entities or rules, because its value is an array of objects, is refused. See
+[In place of the emulator](emulator.md).
 Durations are ISO 8601 (`PT1M`, `P7D`, `PT0.5S`). An absent or empty property has the emulator's default, which is not
 always the default above:
 
@@ -191,11 +194,16 @@ def _model_table(model: type[Frozen]) -> str:
 
 def _emulator_rows() -> Iterable[str]:
     kinds = {"queue": QUEUE_PROPERTIES, "topic": TOPIC_PROPERTIES, "subscription": SUBSCRIPTION_PROPERTIES}
-    for item in QUEUE_PROPERTIES:
+    for item in ALL_PROPERTIES:
         default = item.default
-        if item.field.endswith("_ms"):
+        if default is UNSAID:
+            described = SubscriptionDescription if item in SUBSCRIPTION_PROPERTIES else QueueDescription
+            default = described.model_fields[item.field].default
+        if item.field.endswith("_ms") and default is not None:
             default = format_duration(default)
-        shown = "none" if default is None else "`partitioning.default`" if default is UNSAID else _value(default)
+        shown = "none" if default is None else _value(default)
+        if item.field == "enable_partitioning":
+            shown = "`partitioning.default`"
         of = ", ".join(kind for kind, properties in kinds.items() if item in properties)
         yield f"| `{item.name}` | `{item.field}` | {shown} | {of} |\n"
 

@@ -18,8 +18,8 @@ from pydantic_core import ErrorDetails
 from broker.namespace.durations import format_duration
 from broker.namespace.entities import Frozen
 from broker.namespace.rule_descriptions import FILTER_KINDS
-from broker.settings.config import ConfigurationError, Origin, Place, Problem, Settings
-from broker.settings.emulator_config import is_emulator_config, read_emulator_config, without_comments
+from broker.settings.config import ConfigurationError, Origin, Place, Problem, Refusal, Settings
+from broker.settings.emulator_config import is_emulator_config, parse, read_emulator_config, without_comments
 from broker.settings.rule_expressions import wrong_expressions
 from broker.settings.secrets import masked
 from broker.settings.variables import CONFIG_VARIABLE, PURE_VARIABLE, VARIABLE_PREFIX, config_file
@@ -93,6 +93,30 @@ _PATTERNS = {  # in words; the key is the last name of the place, or the model a
 class Loaded(NamedTuple):
     settings: Settings
     origins: dict[Place, Origin]  # of all settings that are not defaults
+    ignored: tuple[Problem, ...] = ()  # what the file has, and nothing reads
+
+    def spelled(self, refusal: Refusal | str) -> str:
+        """What is wrong with a declared entity, where a file has it if that has other names than we."""
+        place = () if isinstance(refusal, str) else self._place_of(refusal.path)
+        if isinstance(refusal, str) or place not in self.origins:
+            return str(refusal)
+        if refusal.field is None:
+            return f"{self.origins[place].spelling}: {refusal.problem}"
+        if origin := self.origins.get((*place, refusal.field)):
+            return f"{origin.spelling}: {refusal.problem}"
+        return f"{self.origins[place].spelling}: {refusal.field} {refusal.problem}"
+
+    def _place_of(self, path: str) -> Place:
+        for index, queue in enumerate(self.settings.queues):
+            if queue.path.lower() == path.lower():
+                return "queues", index
+        for index, topic in enumerate(self.settings.topics):
+            if topic.name.lower() == path.lower():
+                return "topics", index
+            for number, subscription in enumerate(topic.subscriptions):
+                if subscription.description(topic.name).path.lower() == path.lower():
+                    return "topics", index, "subscriptions", number
+        return ()
 
 
 def load(
@@ -174,6 +198,7 @@ class _Sources:
         self._values: dict[str, Any] = {}
         self._origins: dict[Place, Origin] = {}
         self._problems: list[Problem] = []
+        self._ignored: list[Problem] = []
         self._leaves = leaves()
         self._file: Path | None = None
         self._is_emulators = False  # the file
@@ -192,7 +217,7 @@ class _Sources:
             raise ConfigurationError(f"{path}: cannot be read ({error.strerror}); {advice}") from None
         except UnicodeDecodeError:
             raise ConfigurationError(f"{path}: is not UTF-8 text; save it as UTF-8") from None
-        if without_comments(text).lstrip().startswith("{"):
+        if path.suffix.lower() == ".json" or without_comments(text).lstrip().startswith("{"):
             self._read_emulator_config(path, text)
             return
         try:
@@ -206,8 +231,10 @@ class _Sources:
             self._set(place, value, Origin(f"{path}: {dotted(place)}", value))
 
     def _read_emulator_config(self, path: Path, text: str) -> None:
+        if not without_comments(text).strip():
+            raise ConfigurationError(f"{path}: is empty; write the emulator's Config.json into it")
         try:
-            document = json.loads(without_comments(text))
+            document = parse(text)
         except (ValueError, RecursionError) as error:
             raise ConfigurationError(f"{path}: is not valid JSON: {error}") from None
         if not is_emulator_config(document):
@@ -224,6 +251,7 @@ class _Sources:
         for place, origin in reading.origins.items():
             self._origins[place] = Origin(f"{path}: {origin.spelling}", origin.value)
         self._problems += [Problem(f"{path}: {problem.spelling}", problem.text) for problem in reading.problems]
+        self._ignored += [Problem(f"{path}: {problem.spelling}", problem.text) for problem in reading.ignored]
 
     def _members(self, document: dict[str, Any]) -> Iterable[tuple[Place, Any]]:
         """The settings in a TOML document: the members of each section, and other top-level values as they are."""
@@ -289,13 +317,16 @@ class _Sources:
             # Strict JSON: a boolean is no number, and text is no boolean.
             settings = Settings.model_validate_json(json.dumps(self._values, default=_nothing_we_take), strict=True)
         except ValidationError as error:
+            told = {spelling for spelling, _ in self._problems}
             for details in error.errors(include_url=False):
-                self._problems += self._explain(details)
+                # What is wrong in a value that is told to be wrong already is the same mistake.
+                found = (each for each in self._explain(details) if not told.intersection(_around(each.spelling)))
+                self._problems += dict.fromkeys(found)
         else:
             self._problems += [*self._missing_files(settings), *self._wrong_rules(settings)]
         if self._problems:
             raise ConfigurationError("\n".join(f"{spelling}: {text}" for spelling, text in self._problems))
-        return Loaded(settings, self._origins)
+        return Loaded(settings, self._origins, tuple(self._ignored))
 
     def _missing_files(self, settings: Settings) -> Iterable[Problem]:
         files = {("tls", name): getattr(settings.tls, name) for name in ("certificate", "key", "client_ca")}
@@ -347,6 +378,12 @@ class _Sources:
                 joint = "" if rest.startswith("[") else "."
                 return Origin(f"{around.spelling}{joint}{rest}", value)
         return Origin(f"{self._file}: {dotted(place)}" if self._file else dotted(place), None)
+
+
+def _around(spelling: str) -> Iterator[str]:
+    """A place as it is spelled, and those that it is in."""
+    yield spelling
+    yield from (spelling[: match.start()] for match in re.finditer(r"[.\[]", spelling))
 
 
 def _inside(value: Any, place: Place) -> Any:

@@ -10,13 +10,16 @@ from tempfile import TemporaryDirectory
 from typing import Any, NoReturn, TypeVar
 
 from broker import __version__
+from broker.catalog.catalog import CannotReconcile
 from broker.child import NO_ROOM, PERMANENT_FAULT
 from broker.keys import EMULATOR_KEY, ROOT_KEY_NAME, connection_string, makes_root_key, with_root_key
 from broker.listening import unusable
 from broker.logging import configure_logging, get_logger
 from broker.namespace.entities import Frozen
 from broker.ports_file import remove_ports, write_ports
+from broker.printable import printable
 from broker.settings.config import ConfigurationError, NoRoom, Settings, is_loopback
+from broker.settings.sources import Loaded
 from broker.settings.variables import PURE_VARIABLE
 from broker.supervisor import interpreters
 from broker.supervisor.definitions import InLine, bring_in_line
@@ -33,6 +36,7 @@ from storage.store import StoreError, StoreFull
 
 EMULATORS_LINE = "Emulator Service is Successfully Up!"
 """What the Service Bus emulator says when it is ready. Tools that start it, such as Testcontainers, wait for this."""
+MAX_NAMED = 100  # unknown keys of a file
 OPS_PORT_FILE = "ops-port"  # in the directory `run`
 
 log = get_logger("supervisor")
@@ -48,13 +52,17 @@ class Part(StrEnum):
     GATEWAY = "gateway"
 
 
-def run(settings: Settings, part: Part, read_again: Callable[[], Settings]) -> int:
+def run(loaded: Loaded, part: Part, read_again: Callable[[], Settings]) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code. If it cannot start, it says why on stderr.
 
     At SIGHUP `read_again` reads the settings from where they came from. It raises ConfigurationError.
     """
+    settings = loaded.settings
     interpreters.end_at_sigterm()  # until the processes run
     configure_logging(settings.log)
+    if loaded.ignored:
+        places = [printable(place) for place, _ in loaded.ignored]
+        log.warning("the file has unknown keys; they have no effect", keys=places[:MAX_NAMED], number=len(places))
     try:
         _require(settings, part)
         if part is Part.GATEWAY:
@@ -95,7 +103,10 @@ def run(settings: Settings, part: Part, read_again: Callable[[], Settings]) -> i
 
             return processes.run(ready)
     except ConfigurationError as error:
-        print(f"peeklock: cannot start: {error}", file=sys.stderr)
+        text = str(error)
+        if isinstance(error, CannotReconcile):
+            text = "\n".join(map(loaded.spelled, error.refusals))
+        print(f"peeklock: cannot start: {text}", file=sys.stderr)
         return NO_ROOM if isinstance(error, NoRoom) else PERMANENT_FAULT
 
 

@@ -63,7 +63,7 @@ def data_dir(tmp_path) -> Path:
 def served(monkeypatch) -> list[Settings]:
     """What serve hands to the supervisor, which does not run."""
     calls: list[Settings] = []
-    monkeypatch.setattr("broker.supervisor.supervisor.run", lambda settings, part, _: calls.append(settings) or 0)
+    monkeypatch.setattr("broker.supervisor.supervisor.run", lambda loaded, part, _: calls.append(loaded.settings) or 0)
     return calls
 
 
@@ -93,7 +93,7 @@ def test_serve_reads_the_environment(peeklock, served, monkeypatch):
 
 @pytest.mark.parametrize(("ended", "code"), [(0, 0), (1, 1), (PERMANENT_FAULT, PERMANENT_FAULT)])
 def test_the_exit_code_of_serve_tells_failure_from_wrong_settings(peeklock, monkeypatch, ended, code):
-    monkeypatch.setattr("broker.supervisor.supervisor.run", lambda settings, part, _: ended)
+    monkeypatch.setattr("broker.supervisor.supervisor.run", lambda loaded, part, _: ended)
     assert peeklock("serve").exit_code == code
 
 
@@ -440,3 +440,27 @@ def test_settings_are_loaded_without_what_serving_alone_needs():
         [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=PATIENCE_S
     )
     assert result.stdout == "\n"
+
+
+EMULATORS = '{"UserConfig": {"Namespaces": [{"Name": "ns", "Queues": [{"Name": "q", %s}]}]}}'
+AT_QUEUE = "Config.json: UserConfig.Namespaces[0].Queues[0]"
+
+
+def test_config_check_names_the_keys_that_have_no_effect(peeklock, any_ports, tmp_path):
+    (tmp_path / "Config.json").write_text(EMULATORS % '"Colour": "red"')
+    result = peeklock("config", "check", "--config", "Config.json")
+    assert result.exit_code == 0
+    assert result.stderr == (
+        f"peeklock: warning: {AT_QUEUE}.Colour: unknown; known here: Name, Properties; it has no effect\n"
+    )
+
+
+def test_a_missing_forward_target_is_named_where_the_emulators_file_has_it(peeklock, any_ports, tmp_path):
+    (tmp_path / "Config.json").write_text(EMULATORS % '"Properties": {"ForwardTo": "x"}, "Colour": "red"')
+    text = f"{AT_QUEUE}.Properties.ForwardTo: 'x' is no queue or topic. Declare it, or name another\n"
+    result = peeklock("config", "check", "--config", "Config.json")
+    assert (result.exit_code, text in result.stderr) == (78, True)
+    result = peeklock("serve", "--config", "Config.json", "--data-dir", "data", "--workers", 0)
+    assert result.exit_code == 78
+    assert f"peeklock: cannot start: {text}" in result.stderr
+    assert "UserConfig.Namespaces[0].Queues[0].Colour" in result.output

@@ -1,13 +1,16 @@
 import json
+import pickle
 from pathlib import Path
 
 import pytest
 
+from broker.catalog.catalog import CannotReconcile, reconcile
 from broker.namespace.entities import (
     DAY_MS,
     MINUTE_MS,
     SECOND_MS,
     QueueDescription,
+    Status,
     SubscriptionDescription,
     TopicDescription,
 )
@@ -17,10 +20,12 @@ from broker.settings.emulator_config import (
     QUEUE_PROPERTIES,
     SUBSCRIPTION_PROPERTIES,
     TOPIC_PROPERTIES,
+    parse,
     without_comments,
 )
 from broker.settings.sources import load
 from protocol.codec import Long
+from storage.memory import MemoryStore
 
 EVERY_PROPERTY = Path(__file__).parent / "Config.json"
 
@@ -57,7 +62,7 @@ def properties_set(entities, known) -> bool:
 
 
 def test_a_file_with_every_property_set_is_read_in_full():
-    [namespace] = json.loads(without_comments(EVERY_PROPERTY.read_text()))["UserConfig"]["Namespaces"]
+    [namespace] = parse(EVERY_PROPERTY.read_text())["UserConfig"]["Namespaces"]
     [topic] = namespace["Topics"]
     assert properties_set(namespace["Queues"], QUEUE_PROPERTIES)
     assert properties_set([topic], TOPIC_PROPERTIES)
@@ -72,6 +77,8 @@ def test_a_file_with_every_property_set_is_read_in_full():
         "default_message_time_to_live_ms": 60 * MINUTE_MS,
     }
     window = {"duplicate_detection_history_time_window_ms": 20 * SECOND_MS}
+    clouds = {"auto_delete_on_idle_ms": 60 * MINUTE_MS, "enable_batched_operations": False, "user_metadata": "about it"}
+    sizes = {"max_size_mb": 2048, "max_message_size_kb": 512}
     assert settings.queues == (
         QueueDescription(
             name="every.property",
@@ -83,6 +90,9 @@ def test_a_file_with_every_property_set_is_read_in_full():
             requires_duplicate_detection=True,
             duplicate_detection_history_time_window_ms=5 * MINUTE_MS,
             forward_dead_lettered_messages_to="queue.1",
+            status=Status.SEND_DISABLED,
+            **clouds,
+            **sizes,
         ),
         QueueDescription(name="forwarding", forward_to="queue.1", **emulators, **window),
         QueueDescription(name="queue.1", **emulators, **window),
@@ -93,6 +103,9 @@ def test_a_file_with_every_property_set_is_read_in_full():
         default_message_time_to_live_ms=120 * MINUTE_MS,
         requires_duplicate_detection=True,
         duplicate_detection_history_time_window_ms=5 * MINUTE_MS,
+        status=Status.DISABLED,
+        **clouds,
+        **sizes,
     )
     filtered, changed, forwarding = topic.subscriptions
     assert filtered.description("topic.1") == SubscriptionDescription(
@@ -104,6 +117,9 @@ def test_a_file_with_every_property_set_is_read_in_full():
         dead_lettering_on_message_expiration=True,
         requires_session=True,
         forward_dead_lettered_messages_to="queue.1",
+        dead_lettering_on_filter_evaluation_exceptions=False,
+        status=Status.RECEIVE_DISABLED,
+        **clouds,
     )
     assert changed.description("topic.1") == SubscriptionDescription(
         topic="topic.1", name="subscription.2", **emulators
@@ -219,7 +235,14 @@ def test_queues_of_the_environment_replace_those_of_the_file(config):
         ("DuplicateDetectionHistoryTimeWindow", "PT1S", '"PT1S" is out of range; it must be from 5000 to 604800000 ms'),
         ("ForwardTo", "a b", '"a b" must be the name of a queue'),
         ("ForwardDeadLetteredMessagesTo", 7, "7 must be a string"),
-        ("LockDurations", "PT1M", "unknown; known here: LockDuration, MaxDeliveryCount, "),
+        ("MaxSizeInMegabytes", 0, "0 is out of range; it must be from 1 to 81920"),
+        ("MaxMessageSizeInKilobytes", 2**63, "9223372036854775808 is out of range; it must be from 1 to 102400"),
+        ("AutoDeleteOnIdle", "PT4M", '"PT4M" is out of range; it must be from 300000 to'),
+        ("Status", "Asleep", "\"Asleep\" must be 'Active', 'Disabled', 'SendDisabled' or 'ReceiveDisabled'"),
+        ("Status", 1, "1 must be a string"),
+        ("UserMetadata", "x" * 1025, f'"{"x" * 98}… must have at most 1024 characters'),
+        ("EnableBatchedOperations", 0, "0 must be true or false"),
+        ("LockDurations", [{}], "unknown; known here: LockDuration, MaxDeliveryCount, "),
     ],
 )
 def test_a_wrong_property_is_named_by_its_path(config, name, value, text):
@@ -259,10 +282,14 @@ def test_every_property_has_a_wrong_value_in_these_tests():
             ["UserConfig.Namespaces[0].Queues[0].Properties: must be an object"],
         ),
         (
-            with_namespace({"Name": "ns", "Que": []}),
+            with_namespace({"Name": "ns", "Que": [{"Name": "q"}]}),
             ["UserConfig.Namespaces[0].Que: unknown; known here: Name, Queues, Topics"],
         ),
-        ({**with_queue({}), "Other": 1}, ["Other: unknown; known here: UserConfig"]),
+        (
+            with_namespace({"Name": "ns", "More": {"at": [{"queues": [1, {}]}]}}),
+            ["UserConfig.Namespaces[0].More: unknown; known here: Name, Queues, Topics"],
+        ),
+        ({**with_queue({}), "Other": [{"Name": "q"}]}, ["Other: unknown; known here: UserConfig"]),
         ({"UserConfig": {"Namespaces": [{"Name": "ns"}], "Logging": 1}}, ["UserConfig.Logging: must be an object"]),
     ],
 )  # fmt: skip
@@ -311,7 +338,7 @@ AT_RULE = f"{AT_SUBSCRIPTION}.Rules[0].Properties"
 @pytest.mark.parametrize(
     ("document", "expected"),
     [
-        (with_topic(Queues=[]), "UserConfig.Namespaces[0].Topics[0].Queues: unknown; known here: Name, Properties, "),
+        (with_topic(Queues=[{}]), "UserConfig.Namespaces[0].Topics[0].Queues: unknown; known here: Name, Properties, "),
         (with_topic(Subscriptions={}), "UserConfig.Namespaces[0].Topics[0].Subscriptions: must be an array"),
         (with_topic(Subscriptions=[{}]), f"{AT_SUBSCRIPTION}.Name: is missing; add it"),
         (
@@ -319,8 +346,8 @@ AT_RULE = f"{AT_SUBSCRIPTION}.Rules[0].Properties"
             f'{AT_SUBSCRIPTION}.Name: "a/b" must be 1 to 50 letters, digits and . _ - ~, with',
         ),
         (
-            with_topic(Properties={"LockDuration": "PT1M"}),
-            "UserConfig.Namespaces[0].Topics[0].Properties.LockDuration: unknown; known here: DefaultMessageTimeToLive",
+            with_topic(Properties={"Status": "ReceiveDisabled"}),
+            "UserConfig.Namespaces[0].Topics[0].Properties.Status: \"ReceiveDisabled\" must be 'Active', 'Disabled' or",
         ),
         (
             with_topic(Subscriptions=[{"Name": "s", "Properties": {"LockDuration": "PT1H"}}]),
@@ -366,8 +393,8 @@ AT_RULE = f"{AT_SUBSCRIPTION}.Rules[0].Properties"
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_errors_of_a_topic_are_named_by_their_paths(config, document, expected):
-    [found, *_] = problems(config(document))
-    assert found.startswith(expected)
+    [found] = problems(config(document))
+    assert found.startswith(expected), "one mistake is one line"
 
 
 def test_a_wrong_expression_is_named_by_its_path(config):
@@ -398,3 +425,158 @@ def test_queues_whose_names_differ_in_case_only_are_one_queue(config):
 def test_all_mistakes_are_told_at_once(config):
     found = problems(config(with_queue({"LockDuration": "PT1H", "MaxDeliveryCount": "x", "ForwardTo": 1})))
     assert len(found) == 3
+
+
+def ignored(path) -> dict[str, str]:
+    prefix = f"{path}: "
+    return {place.removeprefix(prefix): text for place, text in load(path).ignored}
+
+
+AT_QUEUE = "UserConfig.Namespaces[0].Queues[0]"
+
+
+@pytest.mark.parametrize("value", [1, "x", None, True, {}, {"Name": "x", "Rules": []}, [], [1, "x", [{}]]], ids=str)
+def test_unknown_keys_are_ignored_at_every_level_and_named(config, value):
+    unknown = {"Unknown": value}
+    rule = {
+        "Name": "r",
+        "Properties": {
+            "FilterType": "Correlation",
+            "CorrelationFilter": {"Label": "a", **unknown},
+            "SqlFilter": {"SqlExpression": "1=1", **unknown},
+            "Action": {"SqlExpression": "SET a = 1", **unknown},
+            **unknown,
+        },
+        **unknown,
+    }
+    subscription = {"Name": "s", "Properties": unknown, "Rules": [rule], **unknown}
+    topic = {"Name": "t", "Properties": {"LockDuration": "PT1M", **unknown}, "Subscriptions": [subscription], **unknown}
+    namespace = {
+        "Name": "ns",
+        "Queues": [{"Name": "q", "Properties": unknown, **unknown}],
+        "Topics": [topic],
+        **unknown,
+    }
+    document = {"UserConfig": {"Namespaces": [namespace], "Logging": {"Type": "File", **unknown}, **unknown}, **unknown}
+    path = config(document)
+
+    found = ignored(path)
+
+    at_topic = "UserConfig.Namespaces[0].Topics[0]"
+    places = {place.removesuffix(".Unknown") for place in found}
+    assert places == {
+        "Unknown", "UserConfig", "UserConfig.Logging", "UserConfig.Namespaces[0]", AT_QUEUE, f"{AT_QUEUE}.Properties",
+        at_topic, f"{at_topic}.Properties", f"{at_topic}.Properties.LockDuration", AT_SUBSCRIPTION,
+        f"{AT_SUBSCRIPTION}.Properties", f"{AT_SUBSCRIPTION}.Rules[0]", AT_RULE, f"{AT_RULE}.CorrelationFilter",
+        f"{AT_RULE}.Action",
+    }  # fmt: skip
+    assert found["UserConfig.Unknown"] == "unknown; known here: Namespaces, Logging"
+    settings = load(path).settings
+    assert (len(settings.queues), len(settings.topics[0].subscriptions[0].rules or ())) == (1, 1)
+
+
+def test_a_deep_unknown_value_does_no_harm(config):
+    text = json.dumps({**with_queue({}), "Unknown": "HERE"}).replace('"HERE"', "[" * 300 + "]" * 300)
+    assert list(ignored(config(text))) == ["Unknown"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "field", "expected"),
+    [
+        ("MaxSizeInMegabytes", "2048", "max_size_mb", 2048),
+        ("MaxMessageSizeInKilobytes", 512, "max_message_size_kb", 512),
+        ("AutoDeleteOnIdle", "PT1H", "auto_delete_on_idle_ms", 60 * MINUTE_MS),
+        ("AutoDeleteOnIdle", "P10675199DT2H48M5.4775807S", "auto_delete_on_idle_ms", None),
+        ("Status", "senddisabled", "status", "SendDisabled"),
+        ("UserMetadata", "about it", "user_metadata", "about it"),
+        ("EnableBatchedOperations", False, "enable_batched_operations", False),
+    ],
+)
+def test_settings_of_the_cloud_are_honoured(config, name, value, field, expected):
+    path = config(with_queue({name: value}))
+    [queue] = load(path).settings.queues
+    assert getattr(queue, field) == expected
+    assert ignored(path) == {}
+
+
+def test_dead_lettering_of_filter_failures_is_honoured(config):
+    properties = {"DeadLetteringOnFilterEvaluationExceptions": "false"}
+    [topic] = load(config(with_topic(Subscriptions=[{"Name": "s", "Properties": properties}]))).settings.topics
+    assert topic.subscriptions[0].dead_lettering_on_filter_evaluation_exceptions is False
+
+
+def test_trailing_commas_are_taken(config):
+    text = json.dumps(with_queue({"UserMetadata": ",]", "MaxDeliveryCount": 5}), indent=1)
+    path = config(text.replace("\n", " ,\n").replace("{ ,", "{").replace("[ ,", "[").replace(", ,", ",") + "  // end")
+    assert ",\n" in path.read_text()
+    [queue] = load(path).settings.queues
+    assert (queue.user_metadata, queue.max_delivery_count) == (",]", 5)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"UserConfig": [,]}', '{,"UserConfig": 1}', '{"UserConfig": 1,,}', '{"UserConfig":,}']
+)
+def test_a_comma_without_a_value_is_refused(config, text):
+    path = config(text)
+    with pytest.raises(ConfigurationError, match="is not valid JSON"):
+        load(path)
+
+
+@pytest.mark.parametrize("text", ["", "  \n", "\ufeff", "// nothing\n"])
+def test_an_empty_file_is_refused(config, text):
+    path = config(text)
+    with pytest.raises(ConfigurationError, match=r"is empty; write the emulator's Config\.json into it"):
+        load(path)
+
+
+def test_a_file_whose_name_ends_in_json_is_no_toml(config):
+    with pytest.raises(ConfigurationError, match="is JSON without UserConfig"):
+        load(config("[1]"))
+
+
+@pytest.mark.parametrize("second", ['"Queues": [{"Name": "b"}]', '"queues": []', '"QUEUES": null'])
+def test_entities_under_a_key_that_is_there_twice_are_not_lost(config, second):
+    first = '"Queues": [{"Name": "a"}]'
+    path = config(f'{{"UserConfig": {{"Namespaces": [{{"Name": "ns", {first}, {second}}}]}}}}')
+    with pytest.raises(ConfigurationError, match="is there twice in one object"):
+        load(path)
+
+
+def test_of_a_plain_value_that_is_there_twice_the_last_counts(config):
+    text = json.dumps(with_queue({"MaxDeliveryCount": 5})).replace(
+        '"MaxDeliveryCount"', '"MaxDeliveryCount": 4, "MaxDeliveryCount"'
+    )
+    assert load(config(text)).settings.queues[0].max_delivery_count == 5
+
+
+def test_a_missing_forward_target_is_named_as_the_file_has_it(config, tmp_path):
+    topic = {
+        "Name": "t", "Subscriptions": [{"Name": "s", "Properties": {"ForwardDeadLetteredMessagesTo": "nowhere"}}],
+    }  # fmt: skip
+    queues = [{"Name": "q"}, {"Name": "Q2", "Properties": {"ForwardTo": "missing"}}]
+    path = config(with_namespace({"Name": "ns", "Queues": queues, "Topics": [topic]}))
+    loaded = load(path, {"--data-dir": str(tmp_path / "data")})
+    at_namespace = f"{path}: UserConfig.Namespaces[0]"
+    assert [loaded.spelled(each) for each in rehearsed(loaded)] == [
+        f"{at_namespace}.Queues[1].Properties.ForwardTo: 'missing' is no queue or topic. Declare it, or name another",
+        f"{at_namespace}.Topics[0].Subscriptions[0].Properties.ForwardDeadLetteredMessagesTo: "
+        "'nowhere' is no queue or topic. Declare it, or name another",
+    ]
+
+
+def rehearsed(loaded) -> list:
+    with pytest.raises(CannotReconcile) as raised:
+        reconcile([MemoryStore()], loaded.settings.entities, 0)
+    return list(pickle.loads(pickle.dumps(raised.value)).refusals)
+
+
+def test_a_default_that_a_stored_queue_does_not_have_is_named_at_the_queue(config):
+    loaded = load(config(with_queue({})))
+    store = MemoryStore()
+    reconcile([store], [QueueDescription(name="q", requires_session=True)], 0)
+    with pytest.raises(CannotReconcile) as raised:
+        reconcile([store], loaded.settings.entities, 0)
+    [refusal] = raised.value.refusals
+    assert loaded.spelled(refusal).startswith(
+        f"{loaded.origins['queues', 0].spelling}: requires_session is true since its creation and cannot become false."
+    )
