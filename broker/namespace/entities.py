@@ -143,7 +143,8 @@ class _Received(_Description):
         ge=5 * SECOND_MS,
         le=MAX_LOCK_MS,
         description="Time that a lock of a receiver lasts, unless the receiver renews it. At most "
-        "delivery.max_lock_duration_ms.",
+        "delivery.max_lock_duration_ms. (The administration API and Config.json have defaults of their own: one "
+        "minute.)",
     )
     max_delivery_count: int = Field(
         10,

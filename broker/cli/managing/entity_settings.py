@@ -42,7 +42,14 @@ def _number(text: str) -> str:
 
 
 SETTINGS: Final = (
-    Setting("--lock-duration", "LockDuration", _RECEIVED, "How long a message is locked.", "TIME", duration_text),
+    Setting(
+        "--lock-duration",
+        "LockDuration",
+        _RECEIVED,
+        "How long a message is locked; a new entity without it has the API's default of one minute.",
+        "TIME",
+        duration_text,
+    ),
     Setting(
         "--max-delivery-count", "MaxDeliveryCount", _RECEIVED, "Failed deliveries until dead-lettering.", "N", _number
     ),
