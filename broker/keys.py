@@ -229,12 +229,12 @@ def has_key(rule: AuthorizationRule, key: str) -> bool:
 
 
 def connection_string(host: str, port: int, key_name: str, key: str, *, tls: bool = False) -> str:
-    """A connection string for the Service Bus SDKs. `host` is the address on which the broker listens.
+    """A connection string for the Service Bus SDKs. `host` is the address on which the broker listens, or its name.
 
     Without TLS it has the emulator's flag, which tells an SDK to connect without TLS. A default port is left out,
     because not every SDK can read a port.
     """
-    if host in ("0.0.0.0", "::", "127.0.0.1", "::1"):
+    if host in ("0.0.0.0", "::") or (host in ("127.0.0.1", "::1") and not tls):
         host = "localhost"  # some SDKs use plain TCP only for this name
     elif ":" in host:
         host = f"[{host}]"

@@ -10,7 +10,7 @@ import socket
 import ssl
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 # Connections accepted before other events are handled.
 ACCEPTED_AT_ONCE = 16
@@ -160,13 +160,20 @@ def try_to_listen(host: str, port: int) -> None:
             trying.listen(1)
 
 
-def unusable(listeners: Iterable[tuple[str, str, int]]) -> Iterator[str]:
-    """The text for each of the ports that cannot be listened at now, of (setting, host, port)."""
+class Unusable(NamedTuple):
+    """A port that cannot be listened at now; another program may end and free one that is in use."""
+
+    text: str
+    is_in_use: bool
+
+
+def unusable(listeners: Iterable[tuple[str, str, int]]) -> Iterator[Unusable]:
+    """Of (setting, host, port)."""
     for setting, host, port in listeners:
         try:
             try_to_listen(host, port)
         except OSError as error:
-            yield cannot_listen(setting, host, port, error)
+            yield Unusable(cannot_listen(setting, host, port, error), error.errno == errno.EADDRINUSE)
 
 
 async def listen(host: str, port: int, *, backlog: int, reuse_port: bool = False) -> list[socket.socket]:

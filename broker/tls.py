@@ -5,10 +5,13 @@ import ssl
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from broker.logging import get_logger
 from broker.settings.config import ClientCertificates, ConfigurationError, Tls
+
+if TYPE_CHECKING:
+    from cryptography import x509
 
 # A certificate that ends within this time is warned about, each day.
 WARN_SECONDS = 14 * 86400.0
@@ -79,18 +82,43 @@ def _server_context(tls: Tls) -> ssl.SSLContext:
 
 def _of_certificate(tls: Tls) -> tuple[float, tuple[str, ...]]:
     """When it ends, in Unix seconds, and the names of hosts that it is for. Raises ConfigurationError."""
+    certificate = _certificate(tls)
+    return certificate.not_valid_after_utc.timestamp(), _alternative_names(certificate)[0]
+
+
+def certified_names(tls: Tls) -> tuple[str, ...]:
+    """The names of hosts that the certificate is for, then its IP addresses; none without one.
+
+    Raises ConfigurationError.
+    """
+    if tls.certificate is None:
+        return ()
+    hosts, addresses = _alternative_names(_certificate(tls))
+    return hosts + addresses
+
+
+def _certificate(tls: Tls) -> "x509.Certificate":
     from cryptography import x509  # only a broker with TLS needs it
 
     assert isinstance(tls.certificate, Path)
     try:
-        certificate = x509.load_pem_x509_certificate(tls.certificate.read_bytes())
-        ends_s = certificate.not_valid_after_utc.timestamp()
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-    except x509.ExtensionNotFound:
-        return ends_s, ()
+        return x509.load_pem_x509_certificate(tls.certificate.read_bytes())
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"tls.certificate {tls.certificate} cannot be used: {error}") from error
-    return ends_s, tuple(names.value.get_values_for_type(x509.DNSName))
+
+
+def _alternative_names(certificate: "x509.Certificate") -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of hosts, perhaps with a wildcard, and IP addresses. SDKs do not look at the common name."""
+    from cryptography import x509
+
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return (), ()
+    except ValueError as error:
+        raise ConfigurationError(f"the names in tls.certificate cannot be read: {error}") from error
+    addresses = names.get_values_for_type(x509.IPAddress)
+    return tuple(names.get_values_for_type(x509.DNSName)), tuple(map(str, addresses))
 
 
 def names_of(certificate: Mapping[str, Any] | None) -> frozenset[str]:

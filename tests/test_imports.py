@@ -114,7 +114,8 @@ MAY_IMPORT = {
         "protocol.message.intake",
         "storage.records",
     },
-    "broker.namespace.entities": {"protocol.bounds"},
+    "broker.namespace.names": set(),
+    "broker.namespace.entities": {"broker.namespace.names", "protocol.bounds"},
     "broker.namespace.fragments": {
         "broker.errors",
         "broker.wire",
@@ -125,6 +126,7 @@ MAY_IMPORT = {
     "broker.namespace.rule_descriptions": {
         "broker.namespace.entities",
         "broker.namespace.durations",
+        "broker.namespace.names",
         "protocol.codec",
         "protocol.errors",
         "protocol.symbols",

@@ -27,6 +27,7 @@ from broker.atom.values import (
     write_time,
 )
 from broker.errors import InvalidArgument
+from broker.namespace import names
 from broker.namespace.durations import format_duration
 from broker.namespace.entities import (
     DESCRIPTIONS,
@@ -373,7 +374,7 @@ def validated(kind: str, fields: Mapping[str, Any]) -> Description:
     try:
         return DESCRIPTIONS[kind].model_validate(dict(fields))
     except ValidationError as error:
-        problems = [_problem(each) for each in error.errors(include_url=False, include_input=False)]
+        problems = [_problem(kind, each) for each in error.errors(include_url=False, include_input=False)]
         raise InvalidArgument(" ".join(problems[:10])) from None
 
 
@@ -390,14 +391,11 @@ def with_elements(text: str) -> str:
     return _FIELD.sub(lambda field: _ELEMENT_OF[field[0]], text)
 
 
-def _problem(error: Any) -> str:
+def _problem(kind: str, error: Any) -> str:
     place, *rest = error["loc"] or ("",)
     if place in ("name", "topic"):
-        return (
-            f"The {'topic' if place == 'topic' else 'entity'}'s name is not valid: it must have "
-            "letters, digits, '.', '-', '_', '~' and '/' only, begin with a letter or digit, end with one or '_', and "
-            "have at most 260 characters (a subscription 50, and no '/')."
-        )
+        named = "topic" if place == "topic" else kind
+        return f"The {named}'s name is not valid: it {names.problem(named, error)}."
     name = _ELEMENT_OF.get(place, "AuthorizationRule" if place == "authorization_rules" else str(place))
     if rest:
         name += f" {_ELEMENT_OF.get(rest[-1], rest[-1])}"

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from broker.atom import xml
 from broker.atom.values import read_boolean, read_number, write_boolean, write_time
 from broker.errors import InvalidArgument
+from broker.namespace import names
 from broker.namespace.durations import format_duration
 from broker.namespace.rule_descriptions import RuleDescription, RuleValue, ValueType
 from protocol.symbols import TICKS_PER_MS
@@ -62,10 +63,7 @@ def read(name: str, described: Element) -> RuleDescription:
         [first, *_] = error.errors(include_url=False, include_input=False)
         place = ".".join(map(str, first["loc"]))
         if place == "name":
-            raise InvalidArgument(
-                "The rule's name is not valid: it must have at most 50 characters, none of / \\ @ ? # * and control "
-                "characters, and no blank at an end."
-            ) from None
+            raise InvalidArgument(f"The rule's name is not valid: it {names.problem('rule', first)}.") from None
         raise InvalidArgument(f"The rule is not valid: {f'{place}: ' if place else ''}{first['msg']}.") from None
 
 

@@ -26,6 +26,7 @@ from broker.errors import (
     QuotaExceeded,
     ServerBusy,
 )
+from broker.namespace import names
 from broker.namespace.entities import (
     DESCRIPTIONS,
     MINUTE_MS,
@@ -217,8 +218,12 @@ def described(kind: Any, fields: Any) -> Description:
     try:
         return model.model_validate(dict(fields))
     except ValidationError as error:
-        problems = [
-            f"{'.'.join(map(str, each['loc'])) or 'properties'}: {each['msg']}"
-            for each in error.errors(include_url=False, include_input=False)
-        ]
+        problems = [_problem(model.kind, each) for each in error.errors(include_url=False, include_input=False)]
         raise InvalidArgument(f"The {kind} is not valid: {'; '.join(problems[:10])}.") from None
+
+
+def _problem(kind: str, error: Any) -> str:
+    place = ".".join(map(str, error["loc"]))
+    if place in ("name", "topic") and error["type"] != "missing":
+        return f"{place}: {names.problem('topic' if place == 'topic' else kind, error)}"
+    return f"{place or 'properties'}: {error['msg']}"

@@ -1,14 +1,16 @@
 """Finds, without changing anything, what `serve` would refuse: declared entities that cannot be or work, and ports.
 
-If there is a data directory, its definitions are copied into memory and reconciled there as at a start
-(`broker.catalog.catalog`). A running broker may be using the directory.
+A port in use is a warning: beside a running broker, settings with another data directory can be checked. If there is a
+data directory, its definitions are copied into memory and reconciled there as at a start (`broker.catalog.catalog`). A
+running broker may be using it.
 """
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from broker.catalog.catalog import CannotReconcile, reconcile
-from broker.listening import unusable
+from broker.listening import Unusable, unusable
 from broker.namespace.entities import MAX_HOPS, Description, SubscriptionDescription
 from broker.settings.config import Refusal, Settings
 from storage.apart import read_apart
@@ -22,17 +24,27 @@ from storage.store import Table
 _COPIED = (Table.META, Table.ENTITIES, Table.RULES)
 
 
-def problems(settings: Settings, now_ms: int) -> list[Refusal | str]:
-    """Each problem, with the entity and the field, or the port. Raises DataDirectoryError, StoreError."""
-    return [*_of_entities(settings, now_ms), *_of_ports(settings)]
+class Findings(NamedTuple):
+    """`problems` end a start, each with the entity and the field, or the port; `ports_in_use` may be free by then."""
+
+    problems: list[Refusal | str]
+    ports_in_use: list[str]
 
 
-def _of_ports(settings: Settings) -> Iterator[str]:
+def rehearse(settings: Settings, now_ms: int) -> Findings:
+    """Raises DataDirectoryError, StoreError."""
+    ports = _of_ports(settings)
+    problems = [*_of_entities(settings, now_ms), *(text for text, is_in_use in ports if not is_in_use)]
+    return Findings(problems, [text for text, is_in_use in ports if is_in_use])
+
+
+def _of_ports(settings: Settings) -> list[Unusable]:
     """Ports that cannot be listened at. A broker that runs has its own: it is known by the lock of its data directory,
     and gateways of a namespace on several machines have none."""
     lock = settings.data_dir / LOCK_FILE
-    if not settings.cluster.workers and not (lock.exists() and pid_of_user(settings.data_dir)):
-        yield from unusable(settings.listeners)
+    if settings.cluster.workers or (lock.exists() and pid_of_user(settings.data_dir)):
+        return []
+    return list(unusable(settings.listeners))
 
 
 def _of_entities(settings: Settings, now_ms: int) -> list[Refusal | str]:

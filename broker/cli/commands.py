@@ -441,20 +441,24 @@ def ca(
 
 
 @config_app.command()
-def check(config: ConfigOption = None) -> None:
-    """Read file and environment as `serve` does, and report what it would refuse and what cannot work."""
-    from broker.catalog.rehearsal import problems
+def check(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
+    """Read file and environment as `serve` does, and report what it would refuse and what cannot work.
+
+    A port in use is a warning.
+    """
+    from broker.catalog.rehearsal import rehearse
     from broker.tls import ServerTls
 
     with _failures():
-        loaded = _load(config)
+        loaded = _load(config, data_dir=data_dir)
         settings = loaded.settings
         if settings.tls.certificate is not None:
             ServerTls(settings.tls)
-        for place, text in loaded.ignored:
-            typer.echo(f"peeklock: warning: {printable(place)}: {printable(text)}; it has no effect", err=True)
-        if found := problems(settings, int(time.time() * 1000)):
-            raise ConfigurationError("\n".join(map(loaded.spelled, found)))
+        found = rehearse(settings, int(time.time() * 1000))
+        for warning in (*(f"{place}: {text}; it has no effect" for place, text in loaded.ignored), *found.ports_in_use):
+            typer.echo(f"peeklock: warning: {printable(warning)}", err=True)
+        if found.problems:
+            raise ConfigurationError("\n".join(map(loaded.spelled, found.problems)))
     counts = {
         "queue": len(settings.queues),
         "topic": len(settings.topics),

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from broker.certified_host import certified_host
 from broker.keys import ROOT_KEY_NAME, Keyring, connection_string, makes_root_key, with_root_key
 from broker.ports_file import Ports, running_ports
 from broker.settings.config import ConfigurationError, Settings
@@ -25,7 +26,9 @@ def of_broker(settings: Settings, key_name: str, entity: str | None, *, tls: boo
     ):
         if ";" in part or not part.isprintable():  # it would become another part, such as an Endpoint
             raise ConfigurationError(f"{what} has characters that cannot be in a connection string, such as ';'")
-    text = connection_string(settings.amqp.host, _amqp_port(settings, ports, tls=tls), key_name, key, tls=tls)
+    port = _amqp_port(settings, ports, tls=tls)
+    host = certified_host(settings) if tls else settings.amqp.host
+    text = connection_string(host, port, key_name, key, tls=tls)
     return text if entity is None else f"{text}EntityPath={entity};"
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
+from broker.namespace import names
 from protocol.bounds import LONGEST_MS
 
 SECOND_MS = 1000
@@ -81,7 +82,7 @@ class _Description(Frozen):
     kind: ClassVar[str]
     immutable: ClassVar[tuple[str, ...]]
 
-    name: EntityName = Field(description="Name of the entity.")
+    name: EntityName = Field(description=f"Name of the entity: {names.RULES['queue']}.")
     default_message_time_to_live_ms: int | None = Field(
         None,
         ge=SECOND_MS,
@@ -143,8 +144,7 @@ class _Received(_Description):
         ge=5 * SECOND_MS,
         le=MAX_LOCK_MS,
         description="Time that a lock of a receiver lasts, unless the receiver renews it. At most "
-        "delivery.max_lock_duration_ms. (The administration API and Config.json have defaults of their own: one "
-        "minute.)",
+        "delivery.max_lock_duration_ms. The administration API and Config.json have a default of their own: 60000.",
     )
     max_delivery_count: int = Field(
         10,
@@ -181,7 +181,7 @@ class TopicDescription(_Sent):
 class SubscriptionProperties(_Received):
     """The properties of a subscription without the name of its topic."""
 
-    name: SubscriptionName = Field(description="Name of the subscription, of at most 50 characters.")
+    name: SubscriptionName = Field(description=f"Name of the subscription: {names.RULES['subscription']}.")
     dead_lettering_on_filter_evaluation_exceptions: bool = Field(
         True,
         description="Dead-letter a message on which a rule's filter or action fails; else this subscription drops it.",

@@ -16,6 +16,7 @@ from uuid import UUID
 from pydantic import AfterValidator, Field, StringConstraints, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from broker.namespace import names
 from broker.namespace.durations import parse_duration
 from broker.namespace.entities import Frozen
 from protocol.codec import (
@@ -301,7 +302,7 @@ class SqlAction(Frozen):
 class RuleDescription(Frozen):
     """Which messages of its topic a subscription takes. A rule with an action makes a copy of its own."""
 
-    name: RuleName = Field(description="Name of the rule, of at most 50 characters.")
+    name: RuleName = Field(description=f"Name of the rule: {names.RULES['rule']}.")
     filter: Filter = Field(TrueFilter(), description="Which messages the rule takes; by default all.")
     action: SqlAction | None = Field(None, description="How the rule changes its copies; unset changes nothing.")
 

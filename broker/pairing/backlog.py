@@ -37,8 +37,8 @@ def check_name(name: str) -> str:
     """Raises InvalidPairing if this cannot be the primary's name in paths of queues."""
     if not _NAME.fullmatch(name) or len(name) > MAX_NAME_CHARACTERS:
         raise InvalidPairing(
-            f"the primary's name is {name[:MAX_NAME_CHARACTERS]!r}; it must be letters, digits, '.', '-', '_' and '~', "
-            f"at most {MAX_NAME_CHARACTERS}"
+            f"the primary's name is {name[:MAX_NAME_CHARACTERS]!r}; it must be 1 to {MAX_NAME_CHARACTERS} letters, "
+            "digits and . _ - ~, with a letter or digit at the start, and one or _ at the end"
         )
     return name
 

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from broker.namespace import names
 from broker.namespace.durations import format_duration
 from broker.namespace.entities import Frozen
 from broker.namespace.rule_descriptions import FILTER_KINDS
@@ -79,15 +80,18 @@ _SERVICE_LINK = re.compile(
 )
 
 _PATTERNS = {  # in words; the key is the last name of the place, or the model and that name
-    "name": "1 to 260 letters, digits and . _ - / ~, with a letter or digit at both ends",
-    "DeclaredSubscription.name": "1 to 50 letters, digits and . _ - ~, with a letter or digit at both ends",
-    "RuleDescription.name": "1 to 50 characters other than / \\ @ ? # *, with no space at either end",
+    "name": names.RULES["queue"],
+    "DeclaredSubscription.name": names.RULES["subscription"],
+    "RuleDescription.name": names.RULES["rule"],
     "forward_to": "the name of a queue or topic",
     "forward_dead_lettered_messages_to": "the name of a queue or topic",
     "host": "an IP address or a host name",
-    "primary_name": "1 to 200 letters, digits and . _ - ~, with a letter or digit at both ends",
+    "primary_name": f"1 to 200 letters, digits and . _ - ~, {names.ENDS}",
     "namespace": "2 to 50 letters, digits and -, beginning with a letter and ending with a letter or digit",
 }
+
+
+_OF_PATTERNS = ("string_pattern_mismatch", "string_too_long", "string_too_short")
 
 
 class Loaded(NamedTuple):
@@ -476,9 +480,10 @@ def _in_words(place: Place, details: ErrorDetails) -> str:
         words = f"must be {context['expected']}"
     elif kind == "literal_error" and field:
         words = f"must be {_one_of([repr(str(value)) for value in get_args(field.annotation)])}"
+    elif kind in _OF_PATTERNS and (pattern := _PATTERNS.get(f"{model.__name__}.{name}") or _PATTERNS.get(name)):
+        words = f"must be {pattern}"
     elif kind == "string_pattern_mismatch":
-        pattern = _PATTERNS.get(f"{model.__name__}.{name}") or _PATTERNS.get(name)
-        words = f"must be {pattern}" if pattern else f"must match {context['pattern']}"
+        words = f"must match {context['pattern']}"
     elif kind == "string_too_long":
         words = f"must have at most {context['max_length']} characters"
     elif kind == "string_too_short":

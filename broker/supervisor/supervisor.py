@@ -147,7 +147,7 @@ def _require(settings: Settings, part: Part) -> None:
 
 def _try_ports(settings: Settings, part: Part) -> None:
     """See now if ports are free, since the stores may take long to open. Raises ConfigurationError."""
-    for text in unusable(each for each in settings.listeners if part is not Part.WORKER or each[0] == "ops.port"):
+    for text, _ in unusable(each for each in settings.listeners if part is not Part.WORKER or each[0] == "ops.port"):
         raise ConfigurationError(text)
 
 
@@ -356,6 +356,16 @@ def shown_key(given: Settings, settings: Settings, *, is_new: bool) -> str:
     return f"<the key in {settings.data_dir / ROOT_KEY_FILE}>"
 
 
+def _certified(settings: Settings) -> str:
+    """The host that clients with TLS connect to; where the broker listens if the certificate does not say."""
+    from broker.certified_host import certified_host  # a broker without TLS does not need it
+
+    try:
+        return certified_host(settings)
+    except ConfigurationError:
+        return "localhost" if is_loopback(settings.amqp.host) else settings.amqp.host
+
+
 def start_text(settings: Settings, answer: dict[str, Any], key: str, *, with_data: bool = True) -> str:
     """The text for the user when the broker serves; `answer` is the gateway's, with its ports."""
     plain, tls, ops = (answer.get(name) for name in ("amqp_port", "amqps_port", "ops_port"))
@@ -374,7 +384,8 @@ def start_text(settings: Settings, answer: dict[str, Any], key: str, *, with_dat
     lines += ["", "  Connection string for the Service Bus SDKs:"]
     port = plain if plain is not None else tls
     assert port is not None
-    lines += ["  " + connection_string(settings.amqp.host, port, ROOT_KEY_NAME, key, tls=plain is None), ""]
+    host = settings.amqp.host if plain is not None else _certified(settings)
+    lines += ["  " + connection_string(host, port, ROOT_KEY_NAME, key, tls=plain is None), ""]
     if settings.emulator:
         lines += [EMULATORS_LINE, ""]
     return "\n".join(lines)

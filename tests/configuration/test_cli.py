@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import trustme
 from typer.testing import CliRunner
 
 from broker import __version__
@@ -211,24 +212,37 @@ def test_config_check_lets_pass_what_works(peeklock, any_ports, monkeypatch, tmp
     assert (result.exit_code, result.stderr) == (0, "")
 
 
-def test_config_check_tries_the_ports_unless_a_broker_runs_on_the_data_directory(peeklock, data_dir, monkeypatch):
+def test_config_check_warns_of_ports_in_use_unless_a_broker_runs_on_the_data_directory(
+    peeklock, data_dir, monkeypatch, tmp_path
+):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         for section, text in (("AMQP", str(port)), ("HTTP", "0"), ("OPS", "0")):
             monkeypatch.setenv(f"PEEKLOCK_{section}__PORT", text)
         monkeypatch.setenv("PEEKLOCK_DATA_DIR", str(data_dir))
         monkeypatch.setenv("PEEKLOCK_PARTITIONS", "2")
+        warning = f"peeklock: warning: cannot listen on 127.0.0.1 port {port} (amqp.port): Address already"
         result = peeklock("config", "check")
-        assert result.exit_code == 78
-        assert result.stderr.startswith(
-            f"peeklock: cannot listen on 127.0.0.1 port {port} (amqp.port): Address already"
-        )
+        assert (result.exit_code, result.stderr.startswith(warning)) == (0, True)
         with DataDirectory(data_dir, partitions=2):
-            assert peeklock("config", "check").exit_code == 0
+            assert peeklock("config", "check").stderr == ""
+            result = peeklock("config", "check", "--data-dir", tmp_path / "another")
+            assert (result.exit_code, result.stderr.startswith(warning)) == (0, True)
+        monkeypatch.setenv("PEEKLOCK_QUEUES", '[{"name": "a", "forward_to": "nowhere"}]')
+        result = peeklock("config", "check")
+        assert (result.exit_code, "'nowhere' is no queue or topic" in result.stderr) == (78, True)
+        monkeypatch.delenv("PEEKLOCK_QUEUES")
         monkeypatch.setenv(
             "PEEKLOCK_CLUSTER__WORKERS", '["127.0.0.1:1"]'
         )  # of a gateway, whose ports may be in use by itself
-        assert peeklock("config", "check").exit_code == 0
+        assert peeklock("config", "check").stderr == ""
+
+
+def test_config_check_refuses_an_address_that_this_machine_does_not_have(peeklock, any_ports, monkeypatch):
+    monkeypatch.setenv("PEEKLOCK_AMQP__HOST", "192.0.2.1")
+    monkeypatch.setenv("PEEKLOCK_AMQP__PORT", "5672")
+    result = peeklock("config", "check")
+    assert (result.exit_code, "This machine has no such address" in result.stderr) == (78, True)
 
 
 def test_config_check_of_a_data_directory_that_cannot_be_one(peeklock, any_ports, monkeypatch, tmp_path):
@@ -345,8 +359,9 @@ def test_the_connection_string_has_the_kept_root_key(peeklock, tmp_path):
 def test_the_connection_string_of_another_rule_needs_no_root_key(peeklock, tmp_path):
     (tmp_path / "peeklock.toml").write_text(
         "[[security.authorization_rules]]\nkey_name = 'k'\nprimary_key = 'p'\nrights = ['Send']\n"
-        "[amqp]\ntls_port = 5671\n[tls]\ncertificate = 'peeklock.toml'\nkey = 'peeklock.toml'\n"
+        "[amqp]\ntls_port = 5671\n[tls]\ncertificate = 'server.pem'\nkey = 'server.pem'\n"
     )
+    trustme.CA().issue_cert("localhost").cert_chain_pems[0].write_to_path(tmp_path / "server.pem")
     result = peeklock("connection-string", "--config", "peeklock.toml", "--key-name", "k", "--tls")
     assert result.stdout == "Endpoint=sb://localhost;SharedAccessKeyName=k;SharedAccessKey=p;\n"
     assert not (tmp_path / "peeklock-data").exists()

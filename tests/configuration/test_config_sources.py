@@ -269,7 +269,7 @@ AT_RULE = "topics[0].subscriptions[0].rules[0]"
         ),
         (
             f"[[topics]]\nname = 't'\n[[topics.subscriptions]]\nname = '{'s' * 51}'",
-            f'topics[0].subscriptions[0].name: "{"s" * 51}" must have at most 50 characters',
+            f'topics[0].subscriptions[0].name: "{"s" * 51}" must be 1 to 50 letters, ',
         ),
         (
             "[[topics]]\nname = 't'\n[[topics.subscriptions]]\nname = 's'\nstatus = 'SendDisabled'",

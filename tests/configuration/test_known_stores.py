@@ -10,7 +10,7 @@ import lmdb
 import pytest
 
 from broker.catalog.catalog import definitions, home_partition
-from broker.catalog.rehearsal import problems
+from broker.catalog.rehearsal import rehearse
 from broker.settings.config import ConfigurationError, Settings
 from broker.settings.sources import load
 from broker.supervisor.definitions import InLine, bring_in_line
@@ -134,10 +134,10 @@ def test_without_the_store_of_the_home_nothing_starts_and_nothing_is_changed(
 @pytest.mark.parametrize("lose", LOSSES)
 def test_a_check_of_the_configuration_names_the_store(settings: Settings, lose: Callable[[Path], None]) -> None:
     worked(settings, is_clean=True)
-    assert problems(settings, 0) == []
+    assert rehearse(settings, 0).problems == []
     lose(partition_path(settings.data_dir, 0))
     with pytest.raises(StoreError, match="partitions/0"):
-        problems(settings, 0)
+        rehearse(settings, 0)
 
 
 def test_without_all_stores_nothing_starts(settings: Settings) -> None:

@@ -33,8 +33,8 @@ def test_values_keep_their_types():
 @pytest.mark.parametrize(
     ("rule", "text"),
     [
-        (Rule("x" * 51), "name: String should have at most 50 characters"),
-        (Rule("a/b"), "name: "),
+        (Rule("x" * 51), "The rule's name is not valid: it must be 1 to 50 characters other than / "),
+        (Rule("a/b"), "The rule's name is not valid: it must be 1 to 50 characters other than / "),
         (Rule("r", SqlFilter("x" * 1025)), "expression: String should have at most 1024 characters"),
         (Rule("r", True, "x" * 1025), "expression: String should have at most 1024 characters"),
         (Rule("r", CorrelationFilter()), "has no condition"),

@@ -27,6 +27,7 @@ import resource
 import sys
 from broker.supervisor import supervisor
 from broker.settings.config import Settings
+from broker.settings.sources import Loaded
 
 class Started:  # in place of the processes: the start has come this far
     def __init__(self, groups, directory, stop_seconds, reload):
@@ -47,7 +48,7 @@ supervisor.Processes = Started
 if len(sys.argv) > 2:  # the user id to run as
     os.setuid(int(sys.argv[2]))
 settings = Settings.model_validate_json(sys.argv[1])
-sys.exit(supervisor.run(settings, supervisor.Part.ALL, lambda: settings))
+sys.exit(supervisor.run(Loaded(settings, {}), supervisor.Part.ALL, lambda: settings))
 """
 
 

@@ -9,6 +9,7 @@ import typer
 
 from broker.cli.ending import WRONG_USE, fail
 from broker.cli.pairs import PAIR_HELP, pairs
+from broker.namespace import names
 
 if TYPE_CHECKING:
     from broker.namespace.rule_descriptions import RuleDescription
@@ -120,7 +121,9 @@ def described(
         rule = RuleDescription.model_validate(given)
     except ValidationError as error:
         [first, *_] = error.errors(include_url=False, include_input=False)
-        fail(": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"]))), WRONG_USE)
+        place = ".".join(map(str, first["loc"]))
+        problem = names.problem("rule", first) if place == "name" else first["msg"]
+        fail(f"{place}: {problem}" if place else problem, WRONG_USE)
     if not is_writable(rule.model_dump_json()):
         fail("the rule has characters that XML cannot have", WRONG_USE)
     return rule

@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from broker.errors import InvalidArgument
+from broker.namespace import names
 from broker.namespace.rule_descriptions import (
     CorrelationFilter,
     FalseFilter,
@@ -39,6 +40,8 @@ def described_rule(rule: Mapping[str, Any]) -> dict[str, Any]:
 def _invalid(error: ValidationError) -> InvalidArgument:
     [first, *_] = error.errors(include_url=False)
     place = ".".join(map(str, first["loc"]))
+    if place == "name" and first["type"] != "missing":
+        return InvalidArgument(f"The rule's name is not valid: it {names.problem('rule', first)}.")
     return InvalidArgument(f"The rule is not valid: {f'{place}: ' if place else ''}{first['msg']}.")
 
 
