@@ -124,7 +124,7 @@ def root_rule(security: Security) -> AuthorizationRule:
 
 
 def effective_rights(rule: AuthorizationRule) -> frozenset[Right]:
-    return ALL_RIGHTS if Right.MANAGE in rule.rights else rule.rights
+    return ALL_RIGHTS if Right.MANAGE in rule.rights else frozenset(rule.rights)
 
 
 class Grant(NamedTuple):

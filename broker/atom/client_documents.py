@@ -38,7 +38,7 @@ _COUNTS: Final = {
 }
 _FIRST_RULE: Final = re.compile(rb"<(\w+:)?%s\s*/>" % FIRST.encode())
 _BEHIND_FIRST_RULE: Final = "MessageCount"
-_SUB_CODE: Final = re.compile(r"\s*SubCode=(\d+)\.\s*")
+_SUB_CODE: Final = re.compile(r"\s*SubCode=(\d+)[.:]\s*")
 _TRACKING: Final = re.compile(r"[\s,]*\bTrackingId:.*", re.DOTALL)
 
 

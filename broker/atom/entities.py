@@ -180,21 +180,18 @@ def _write_message_count(shown: Shown, _: str) -> str:
 
 def _write_authorization_rules(shown: Shown, _: str) -> str:
     rules = getattr(shown.description, "authorization_rules", ())
-    return (
-        f"<AuthorizationRules>{''.join(_write_authorization_rule(each, shown) for each in rules)}</AuthorizationRules>"
-    )
+    return f"<AuthorizationRules>{''.join(map(_write_authorization_rule, rules))}</AuthorizationRules>"
 
 
-def _write_authorization_rule(rule: AuthorizationRule, shown: Shown) -> str:
+def _write_authorization_rule(rule: AuthorizationRule) -> str:
     # A declared rule may have Manage alone, which implies the others; an update that sends that back would be refused.
-    held = set(Right) if Right.MANAGE in rule.rights else rule.rights
-    rights = "".join(f"<AccessRights>{right}</AccessRights>" for right in Right if right in held)
+    held = set(Right) if Right.MANAGE in rule.rights else set(rule.rights)
+    in_order = dict.fromkeys([*rule.rights, *Right])
+    rights = "".join(f"<AccessRights>{right}</AccessRights>" for right in in_order if right in held)
     return (
         '<AuthorizationRule i:type="SharedAccessAuthorizationRule">'
         "<ClaimType>SharedAccessKey</ClaimType><ClaimValue>None</ClaimValue>"
         f"<Rights>{rights}</Rights>"
-        f"<CreatedTime>{write_time(shown.created_ms)}</CreatedTime>"
-        f"<ModifiedTime>{write_time(shown.updated_ms)}</ModifiedTime>"
         f"{xml.element('KeyName', rule.key_name)}{xml.element('PrimaryKey', rule.primary_key)}"
         f"{xml.element('SecondaryKey', rule.secondary_key or '')}"
         "</AuthorizationRule>"
@@ -360,7 +357,7 @@ def _read_authorization_rule(rule: Element) -> dict[str, Any]:
         "key_name": key_name,
         "primary_key": xml.text_of(given.get("PrimaryKey")) or new_key(),
         "secondary_key": xml.text_of(given.get("SecondaryKey")) or new_key(),
-        "rights": sorted(set(rights)),
+        "rights": list(dict.fromkeys(rights)),
     }
 
 

@@ -59,6 +59,11 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True)
 
 
+def _each_once(rights: tuple[Right, ...]) -> tuple[Right, ...]:
+    """In the order given, which clients of the administration API get back."""
+    return tuple(dict.fromkeys(rights))
+
+
 class AuthorizationRule(Frozen):
     """A shared access key with rights. Manage implies Send and Listen."""
 
@@ -73,7 +78,9 @@ class AuthorizationRule(Frozen):
         repr=False,
         description="Second key, as valid as the first, so that clients can change keys one after another.",
     )
-    rights: frozenset[Right] = Field(description="List of Send, Listen and Manage; Manage implies the others.")
+    rights: Annotated[tuple[Right, ...], AfterValidator(_each_once)] = Field(
+        description="List of Send, Listen and Manage; Manage implies the others."
+    )
 
 
 class _Description(Frozen):

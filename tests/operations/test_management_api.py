@@ -107,13 +107,16 @@ def test_entities_say_when_they_were_last_accessed(broker, call):
 
     spread, of = entry("Queue", "<EnablePartitioning>true</EnablePartitioning>"), "/told/Subscriptions/mine"
     for path, body in (("/used", spread), ("/told", entry("Topic")), (of, entry("Subscription"))):
-        assert (call("PUT", path, body)[0], accessed(path)) == (201, "0001-01-01T00:00:00Z")
+        status, text = call("PUT", path, body)
+        assert (status, accessed(path)) == (201, value(text, "AccessedAt"))
+        never = value(text, "CreatedAt") if path == of else "0001-01-01T00:00:00Z"
+        assert value(text, "AccessedAt") == never, "that of a subscription begins with its creation"
     assert call("GET", f"{of}/Rules")[0] == call("PUT", "/used", spread, If_Match="*")[0] == 200
-    assert accessed("/used") == accessed(of) == "0001-01-01T00:00:00Z", "looks and changes are none"
+    assert (accessed("/used"), accessed(of)) == ("0001-01-01T00:00:00Z", never), "looks and changes are none"
     with closing(connected(broker)) as connection:
         for name in ("used", "told"):
             connection.create_sender(name).send(Message(body="x"))
-        assert accessed(of) == "0001-01-01T00:00:00Z"
+        assert accessed(of) == never
         connection.create_receiver(of[1:])
         for path in ("/used", "/told", of):
             at = datetime.fromisoformat(accessed(path))
@@ -144,8 +147,8 @@ def test_filters_of_a_topic_are_counted(call):
     sql = '<Filter i:type="SqlFilter"><SqlExpression>a = 1</SqlExpression></Filter>'
     assert call("PUT", "/filtered/Subscriptions/a/Rules/two", entry("Rule", sql))[0] == 201
     text = call("GET", "/filtered")[1]
-    assert (value(text, "SqlFilterCount"), value(text, "CorrelationFilterCount")) == ("1", "2")
-    assert "<SqlFilterCount>1</SqlFilterCount>" in call("GET", "/$Resources/topics")[1]
+    assert (value(text, "SqlFilterCount"), value(text, "CorrelationFilterCount")) == ("3", "2"), "$Default counts"
+    assert "<SqlFilterCount>3</SqlFilterCount>" in call("GET", "/$Resources/topics")[1]
     assert call("DELETE", "/filtered")[0] == 200
 
 
@@ -182,7 +185,7 @@ def test_topics_have_subscriptions_and_these_have_rules(call):
     assert titles(call("GET", f"{of}/Rules/")[1]) == ["$Default", "a rule"]
     assert titles(call("GET", "/news/all/Subscriptions/")[1]) == ["mine"]
     status, text = call("PUT", f"{of}/Rules/%20a", entry("Rule"))
-    assert (status, "no blank at an end" in text) == (400, True)
+    assert (status, "no space at either end" in text) == (400, True)
     assert call("DELETE", f"{of}/Rules/$Default", If_Match='"1"')[0] == 412
     assert call("DELETE", f"{of}/Rules/$Default", If_Match="*")[0] == 200
     assert call("DELETE", f"{of}/Rules/$Default")[0] == 404
@@ -304,6 +307,48 @@ def test_a_request_needs_a_token_with_the_right(call):
         assert (status, f"SubCode={code}" in text) == (401, True), text
     url = "https://localhost:5300/$resources/queues?api-version=2021-05"
     assert call("GET", "/$Resources/queues?api-version=2021-05", token=generate(url, KEY_NAME, KEY, soon))[0] == 200
+
+
+def test_a_key_without_the_right_manage_is_told_what_the_cloud_tells(call):
+    weak = RULES.replace("own", "weak-key").format("weak")
+    assert call("PUT", "/guarded", entry("Queue", weak))[0] == 201
+    assert call("PUT", "/told", entry("Topic", weak))[0] == 201
+    of = "/told/subscriptions/s"
+    assert call("PUT", of, entry("Subscription"))[0] == 201
+    token = generate("sb://localhost/", "weak", "weak-key", int(time.time()) + 60)
+    for method, path, body, says in (
+        ("GET", "/guarded", None, "SubCode=40100. Manage,EntityRead claims required for this operation"),
+        ("PUT", "/guarded", "Queue", "Authorization failed for specified action: Manage,EntityWrite."),
+        ("DELETE", "/guarded", None, "Authorization failed for specified action: Manage,EntityDelete."),
+        ("GET", of, None, ">SubCode=40100: Unauthorized : Unauthorized access for 'GetSubscription' operation on"),
+        ("PUT", of, "Subscription", "Unauthorized access for 'CreateOrUpdateSubscription' operation on endpoint 'sb:"),
+        ("DELETE", of, None, ">SubCode=40100: Unauthorized : Unauthorized access for 'DeleteSubscription' operation"),
+    ):
+        status, text = call(method, path, body and entry(body), token=token)
+        assert (status, says in text) == (401, True), text
+    assert call("GET", f"{of}/rules/$Default", token=token)[0] == 401
+    for path in ("/told/subscriptions/none", f"{of}/rules/none"):
+        assert call("GET", path, token=token)[0] == 404
+    assert call("PUT", "/told/subscriptions/none", entry("Subscription"), token=token)[0] == 401
+    assert call("GET", "/none", token=token)[0] == 401, "the key is not one of that"
+    assert call("GET", "/$Resources/queues", token=generate("sb://x/", "weak", "weak-key", 1))[0] == 401
+    for path in ("/guarded", "/told"):
+        assert call("DELETE", path)[0] == 200
+
+
+def test_authorization_rules_come_back_with_their_rights_in_the_order_given(call):
+    for given in ("Manage Send Listen", "Listen Send", "Send Manage Listen Send"):
+        rights = "".join(f"<AccessRights>{right}</AccessRights>" for right in given.split())
+        body = RULES.replace("<AccessRights>Send</AccessRights>", rights).format("k")
+        for options in ({}, {"If_Match": "*"}):
+            status, text = call("PUT", "/ruled", entry("Queue", body), **options)
+            assert status in (200, 201)
+            shown = [each.text for each in ElementTree.fromstring(text).iter(f"{SERVICE_BUS}AccessRights")]
+            assert shown == list(dict.fromkeys(given.split()))
+        assert "CreatedTime" not in text
+        assert "ModifiedTime" not in text
+        assert call("GET", "/ruled")[1] == text
+        assert call("DELETE", "/ruled")[0] == 200
 
 
 def test_a_rule_of_an_entity_locks_no_key_of_the_namespace_out(call):

@@ -47,6 +47,8 @@ def entity_counts(entity: Entity, counts: Mapping[int, Sequence[int]]) -> dict[s
 def accessed_ms(entity: Entity, answers: Iterable[tuple[int, Mapping[int, int]] | None]) -> int | None:
     """The last access of the entity, from the answers of its partitions to `accessed`; None if there was none.
 
+    That of a subscription begins with its creation, as in the cloud.
+
     Each is None if the partition does not answer; without any, it is the last change. A partition that was opened after
     the entity was created has perhaps forgotten an access, until then at the latest.
     """
@@ -55,4 +57,6 @@ def accessed_ms(entity: Entity, answers: Iterable[tuple[int, Mapping[int, int]] 
         opened_ms, last_ms = answer or (0, {})
         if entity.entity_id in last_ms:
             found.append(last_ms[entity.entity_id] or (opened_ms if entity.created_ms < opened_ms else 0))
-    return (max(found) or None) if found else entity.updated_ms
+    if not found:
+        return entity.updated_ms
+    return max(found) or (entity.created_ms if entity.kind == "subscription" else None)

@@ -305,7 +305,9 @@ def error_response(status: Status, text: str) -> web.Response:
 
 
 def _error(status: Status, text: str) -> bytes:
-    detail = tracked(f"SubCode={status.sub_code}. {text}", uuid.uuid4(), int(time.time() * 1000))
+    if not text.startswith("SubCode="):  # some texts of the service have it with a colon
+        text = f"SubCode={status.sub_code}. {text}"
+    detail = tracked(text, uuid.uuid4(), int(time.time() * 1000))
     return write_error(status.http, detail).encode()
 
 

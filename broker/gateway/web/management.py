@@ -18,7 +18,7 @@ from broker.atom.documents import ENTRY_TYPE, FEED_TYPE, Entry, Page
 from broker.atom.entities import Shown
 from broker.atom.values import write_duration, write_time
 from broker.catalog.catalog import HOME
-from broker.errors import BrokerError, EntityNotFound, InvalidArgument, PreconditionFailed
+from broker.errors import BrokerError, EntityNotFound, InvalidArgument, PreconditionFailed, Unauthorized
 from broker.gateway.namespace import Entity, Namespace
 from broker.gateway.nodes.entity_counts import accessed_ms, counted_queues, entity_counts, summed
 from broker.gateway.router import CHANGE_CATALOG, Router
@@ -52,6 +52,9 @@ _METHODS: Final = {
     Resource.SUBSCRIPTIONS: ("GET",),
     Resource.RULES: ("GET",),
 }
+# What the service calls that for which a right is missing (management.md 5.4).
+_ACTIONS: Final = {"PUT": "Manage,EntityWrite", "DELETE": "Manage,EntityDelete"}
+_OPERATIONS: Final = {"GET": "Get", "PUT": "CreateOrUpdate", "DELETE": "Delete"}
 _METHODS_OF_ENTITIES: Final = ("GET", "PUT", "DELETE")
 
 
@@ -81,11 +84,29 @@ class Management:
             raise web.HTTPMethodNotAllowed(request.method, allowed)
         if target.resource is Resource.ROOT:
             return self._root(request)
-        right = None if target.resource is Resource.NAMESPACE else Right.MANAGE
-        self._access.require(request, path, target.entity, right)
+        await self._require(request, method, path, target)
         if target.resource in _METHODS:
             return await self._LISTS[target.resource](self, request, target)
         return await self._OF_ENTITY[target.resource is Resource.RULE, method](self, request, target)
+
+    async def _require(self, request: web.BaseRequest, method: str, path: str, target: Target) -> None:
+        """Raises Unauthorized, with the service's text, or a TokenError; EntityNotFound if there is nothing to read."""
+        right = None if target.resource is Resource.NAMESPACE else Right.MANAGE
+        try:
+            self._access.require(request, path, target.entity, right)
+        except Unauthorized:
+            if method == "GET" and target.resource not in _METHODS:
+                found = self._find(target.path)
+                if target.resource is Resource.RULE:
+                    await self._ask(found, "get-rule", target.rule)
+            if target.resource is Resource.SUBSCRIPTION:
+                url = f"sb://{base_url(request)[1]}/{target.url_path}"
+                text = f"Unauthorized access for '{_OPERATIONS[method]}Subscription' operation on endpoint '{url}'."
+                raise Unauthorized(f"SubCode=40100: Unauthorized : {text}") from None
+            if target.resource is Resource.ENTITY and method in _ACTIONS:
+                text = f"Authorization failed for specified action: {_ACTIONS[method]}."
+                raise Unauthorized(text) from None
+            raise
 
     # -- the namespace
 
@@ -369,7 +390,8 @@ class Management:
 def _new(entity: Entity) -> Shown:
     """Nothing is in it, so no partition need be asked."""
     filters = (0, 0) if entity.kind == "topic" else None
-    return Shown(entity.description, entity.created_ms, entity.updated_ms, None, {}, filters=filters)
+    accessed_ms = entity.created_ms if entity.kind == "subscription" else None
+    return Shown(entity.description, entity.created_ms, entity.updated_ms, accessed_ms, {}, filters=filters)
 
 
 def _require_match(request: web.BaseRequest, changed_ms: int) -> None:

@@ -51,9 +51,14 @@ def get_rule(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> Docu
 
 
 def filter_counts(core: Core, args: Sequence[Any], now_ms: int) -> dict[int, list[int]]:
-    """For those of these entities that are topics here: the number of SQL and of correlation filters."""
-    topics = {each: core.topic(each) for each in args if each in core.subscription_ids}
-    return {each: [topic.filters["sql"], topic.filters["correlation"]] for each, topic in topics.items()}
+    """For those of these entities that are topics here: the number of SQL and of correlation filters.
+
+    True and false filters are SQL filters, as in the cloud: so is that of `$Default`.
+    """
+    filters = {each: core.topic(each).filters for each in args if each in core.subscription_ids}
+    return {
+        each: [found["sql"] + found["true"] + found["false"], found["correlation"]] for each, found in filters.items()
+    }
 
 
 def remove_rule(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None:
