@@ -57,6 +57,7 @@ MAY_IMPORT = {
         "broker.errors",
         "broker.namespace.entities",
         "broker.namespace.fragments",
+        "broker.namespace.tiers",
         "broker.runs",
         "broker.wire",
         "broker.rules",
@@ -116,6 +117,7 @@ MAY_IMPORT = {
     },
     "broker.namespace.names": set(),
     "broker.namespace.entities": {"broker.namespace.names", "protocol.bounds"},
+    "broker.namespace.tiers": {"broker.namespace.entities"},
     "broker.namespace.fragments": {
         "broker.errors",
         "broker.wire",
@@ -141,6 +143,7 @@ MAY_IMPORT = {
         "protocol.host_names",
         "broker.namespace.entities",
         "broker.namespace.rule_descriptions",
+        "broker.namespace.tiers",
         "broker.settings.addresses",
         "broker.settings.placement",
     },

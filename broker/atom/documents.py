@@ -14,6 +14,7 @@ from broker.errors import InvalidArgument
 ENTRY_TYPE = "application/atom+xml;type=entry;charset=utf-8"
 FEED_TYPE = "application/atom+xml;type=feed;charset=utf-8"
 ERROR_TYPE = "application/xml; charset=utf-8"
+_STANDARD = "<MessagingSKU>Standard</MessagingSKU>"
 
 
 class Entry(NamedTuple):
@@ -89,10 +90,11 @@ def _tag(element: Element) -> str:
     return repr(str(element.tag)[:200])
 
 
-def write_namespace(name: str, created: str, modified: str) -> str:
-    """NamespaceInfo. The namespace says that it is of the tier Standard: others have limits that are not ours."""
+def write_namespace(name: str, created: str, modified: str, *, is_premium: bool = False) -> str:
+    """NamespaceInfo. A namespace of the tier Premium has messaging units, which clients must be told."""
+    tier = "<MessagingSKU>Premium</MessagingSKU><MessagingUnits>1</MessagingUnits>" if is_premium else _STANDARD
     return (
         f'<NamespaceInfo xmlns="{xml.SERVICE_BUS}" xmlns:i="{xml.INSTANCE}"><CreatedTime>{created}</CreatedTime>'
-        f"<MessagingSKU>Standard</MessagingSKU><ModifiedTime>{modified}</ModifiedTime>{xml.element('Name', name)}"
+        f"{tier}<ModifiedTime>{modified}</ModifiedTime>{xml.element('Name', name)}"
         "<NamespaceType>Messaging</NamespaceType></NamespaceInfo>"
     )

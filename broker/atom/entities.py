@@ -36,6 +36,7 @@ from broker.namespace.entities import (
     Description,
     Right,
     Status,
+    SubscriptionDescription,
 )
 
 ELEMENT: Final = {"queue": "QueueDescription", "topic": "TopicDescription", "subscription": "SubscriptionDescription"}
@@ -51,6 +52,8 @@ class Shown(NamedTuple):
 
     `counts` are those of `broker.gateway.nodes.entity_counts`. `filters` are the numbers of SQL and of correlation
     filters of a topic's subscriptions. An entity that is not available has some of its counts only, or none.
+    `size_factor` is that of a partitioned entity. `message_kb` is the largest message where the entity has no limit of
+    its own. Both come back with an update that does not mean them.
     """
 
     description: Description
@@ -61,6 +64,8 @@ class Shown(NamedTuple):
     subscriptions: int = 0
     filters: tuple[int, int] | None = None
     is_available: bool = True
+    size_factor: int = 1
+    message_kb: int | None = None
 
 
 class Form(Enum):
@@ -286,6 +291,10 @@ def write(shown: Shown, host: str) -> str:
             continue
         wanted = _PROPERTIES[name]
         value = getattr(description, wanted.field)
+        if name == "MaxSizeInMegabytes":
+            value *= shown.size_factor
+        elif name == "MaxMessageSizeInKilobytes" and value is None:
+            value = shown.message_kb
         if name not in _OPTIONAL or (value is not None and value != ""):
             parts.append(xml.element(name, wanted.write(value)))
     return (
@@ -324,6 +333,18 @@ def read(kind: str, described: Element) -> dict[str, Any]:
         rules = given.get("AuthorizationRules")
         fields["authorization_rules"] = [] if rules is None else _read_authorization_rules(rules)
     return fields
+
+
+def as_stored(fields: Mapping[str, Any], description: Description, size_factor: int, message_kb: int) -> dict[str, Any]:
+    """The properties in an update of the entity, in which what was shown and not changed means what is stored."""
+    stored = dict(fields)
+    if isinstance(description, SubscriptionDescription):
+        return stored
+    if fields.get("max_size_mb") == description.max_size_mb * size_factor:
+        stored["max_size_mb"] = description.max_size_mb
+    if description.max_message_size_kb is None and fields.get("max_message_size_kb") == message_kb:
+        stored["max_message_size_kb"] = None
+    return stored
 
 
 def _read_authorization_rules(rules: Element) -> list[dict[str, Any]]:

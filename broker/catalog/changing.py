@@ -34,6 +34,7 @@ from broker.namespace.entities import (
     SubscriptionDescription,
     TopicDescription,
 )
+from broker.namespace.tiers import Sku, refusals
 from broker.settings.config import FORWARDING, Partitioning
 from protocol import error_texts
 
@@ -67,6 +68,7 @@ class Limits(NamedTuple):
 
     partitioning: Partitioning = Partitioning()
     lock_ms: int = 5 * MINUTE_MS
+    sku: Sku | None = None
 
 
 class Changing:
@@ -77,6 +79,7 @@ class Changing:
         self._partitions = partitions
         self._partitioning = limits.partitioning
         self._lock_ms = limits.lock_ms
+        self._sku = limits.sku
 
     def created(self, wanted: Description, topic: Definition | None, entity_id: int, now_ms: int) -> Definition:
         """The definition of a new entity with this id. `topic` is that of a subscription.
@@ -92,6 +95,7 @@ class Changing:
         wanted = with_partitioning(wanted, None, self._partitioning)
         self._check_destinations(wanted)
         self._check_lock(wanted)
+        self._check_sizes(wanted)
         partitions = place(wanted, self._partitions) if topic is None else topic.partitions
         self._check_numbers(wanted, len(partitions) > 1)
         return Definition(entity_id, wanted, now_ms, now_ms, partitions)
@@ -152,6 +156,7 @@ class Changing:
         self._check_destinations(wanted)
         if "lock_duration_ms" in changed:
             self._check_lock(wanted)
+        self._check_sizes(wanted, stored)
         return known._replace(description=wanted, updated_ms=now_ms)
 
     def entity(self, path: Any) -> int:
@@ -189,6 +194,10 @@ class Changing:
                 f"{wanted.kind} '{wanted.path}': lock_duration_ms is {wanted.lock_duration_ms}; it must be at most "
                 f"{self._lock_ms} (delivery.max_lock_duration_ms)."
             )
+
+    def _check_sizes(self, wanted: Description, before: Description | None = None) -> None:
+        for _, text in refusals(self._sku, wanted, before):
+            raise InvalidArgument(text)
 
     def _check_numbers(self, new: Description, is_partitioned: bool) -> None:
         index = self._index

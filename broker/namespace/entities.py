@@ -130,7 +130,11 @@ class _Sent(_Description):
     )
     enable_partitioning: bool = Field(False, description="Spread the entity over all partitions.")
     max_size_mb: int = Field(
-        1024, ge=1, le=80 * 1024, description="Size of stored messages above which sends are refused."
+        1024,
+        ge=1,
+        le=80 * 1024,
+        description="Size of stored messages above which sends are refused. All fragments of a partitioned entity have "
+        "16 times this together, or with sku = 'premium' as many times as there are fragments; each has its share.",
     )
     max_message_size_kb: int | None = Field(
         None,

@@ -55,7 +55,7 @@ def load(core: Core, now_ms: int, known: dict[bytes, Terms] | None = None) -> No
         try:
             terms = known.get(value)
             if terms is None:
-                terms = known[value] = Terms.of_definition(decode_document(value))
+                terms = known[value] = Terms.of_definition(decode_document(value), core.settings.sku)
             if key in gone:
                 core.auto_deleted[entity_id] = terms.name
             else:
@@ -120,7 +120,7 @@ def put_entity(
         raise ServerBusy("The messages of a deleted entity with the same id are still being deleted. Please try again.")
     if entity_id in core.auto_deleted:
         raise _deleted(core.auto_deleted[entity_id])
-    terms = Terms.of(description)._replace(partitions=partitions)
+    terms = Terms.of(description, partitions, core.settings.sku)
     before = core.terms.get(entity_id)
     compiled_rules = [compiled(rule) for rule in ([default_rule(now_ms)] if rules is None else rules)]
     core.define(entity_id, terms)

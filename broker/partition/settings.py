@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from broker.namespace.tiers import Sku
 from storage.seen_runs import SeenLimits
 
 MIB = 1 << 20
@@ -15,6 +16,7 @@ class PartitionSettings:
     keep_locks_of_broken_connections: bool = False  # True as in the cloud: such a lock ends with its time
     expiry_timer: bool = False  # True: expired messages are dead-lettered in time, also without a receiver
     dead_letter_unforwarded: bool = False  # True: what cannot be forwarded goes to the dead-letter queue of its source
+    sku: Sku | None = None  # the namespace's tier, which decides about the sizes of partitioned entities
     abandon_delays: bool = False  # True: the property `protocol.symbols.DELAY` of an abandoned message is its delay
     store_watermark: float = 0.9  # of the store's capacity; above it sends are refused, so that settling always works
     min_free_bytes: int = 0  # of the store and its disk; sends are refused when less is left
@@ -48,6 +50,7 @@ class PartitionSettings:
             keep_locks_of_broken_connections=settings.delivery.keep_locks_of_broken_connections,
             expiry_timer=settings.expiry.timer,
             dead_letter_unforwarded=settings.forwarding.failures == "dead_letter",
+            sku=settings.sku,
             abandon_delays=settings.delivery.abandon_delays,
             store_watermark=settings.store.send_watermark,
             min_free_bytes=settings.store.min_free_disk_bytes,

@@ -28,6 +28,7 @@ from broker.namespace.entities import (
     TopicDescription,
 )
 from broker.namespace.rule_descriptions import RuleDescription
+from broker.namespace.tiers import Sku, refusals
 from broker.settings import placement
 from broker.settings.addresses import parse_address
 from protocol.client.connection_string import ConnectionString, InvalidConnectionString
@@ -739,6 +740,11 @@ class Settings(Frozen):
     namespace: Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9-]{0,48}[A-Za-z0-9]$")] = Field(
         "peeklock", description="Name of the namespace, in metrics and logs."
     )
+    sku: Sku | None = Field(
+        None,
+        description="The tier that the namespace shows to administration clients, and whose sizes it takes: standard "
+        "refuses those of Premium, premium has its own ranges. Off shows Standard and takes both.",
+    )
     shutdown_timeout_ms: int = Field(
         10 * SECOND_MS,
         ge=100,
@@ -860,6 +866,10 @@ class Settings(Frozen):
         )
         return [(setting, host, port) for setting, host, port in listeners if port]
 
+    def _check_sizes(self, place: str, entity: Description) -> None:
+        for field, text in refusals(self.sku, entity):
+            raise inconsistent(f"is no size of the tier in sku: {text}", f"{place}.{field}")
+
     def _check_ports(self) -> None:
         taken: list[tuple[str, str, int]] = []
         for name, host, port in self.listeners:
@@ -938,6 +948,7 @@ class Settings(Frozen):
         for index, queue in enumerate(self.queues):
             _check_entity(f"queues.{index}", queue)
             _check_lock(f"queues.{index}", queue, self.delivery.max_lock_duration_ms)
+            self._check_sizes(f"queues.{index}", queue)
         _refuse_duplicates("topic", "topics", [topic.name.lower() for topic in self.topics])
         queues = {queue.name.lower() for queue in self.queues}
         for index, topic in enumerate(self.topics):
@@ -945,6 +956,7 @@ class Settings(Frozen):
                 text = "is the name of a queue, too; queues and topics share their names, so rename one"
                 raise inconsistent(text, f"topics.{index}.name")
             _check_topic(f"topics.{index}", topic)
+            self._check_sizes(f"topics.{index}", topic.description())
             for number, subscription in enumerate(topic.subscriptions):
                 place = f"topics.{index}.subscriptions.{number}"
                 _check_lock(place, subscription, self.delivery.max_lock_duration_ms)

@@ -135,7 +135,7 @@ def run(instructions: Instructions, serve: Callable[[Worker], None], pulse: Sign
         touching,
         turns,
         pulse.beat,
-        Limits(settings.partitioning, settings.delivery.max_lock_duration_ms),
+        Limits(settings.partitioning, settings.delivery.max_lock_duration_ms, settings.sku),
         heartbeats,
     )
     turns.checkpointer.start()

@@ -133,8 +133,89 @@ def test_a_limit_of_message_size_of_0_is_none(call):
     assert value(call("GET", "/limited")[1], "MaxMessageSizeInKilobytes") == "100"
     unlimited = entry("Topic", "<MaxMessageSizeInKilobytes>0</MaxMessageSizeInKilobytes>")
     status, text = call("PUT", "/limited", unlimited, If_Match="*")
-    assert (status, value(text, "MaxMessageSizeInKilobytes")) == (200, None)
+    assert (status, value(text, "MaxMessageSizeInKilobytes")) == (200, "1024"), "the limit in force"
     assert call("DELETE", "/limited")[0] == 200
+
+
+def test_the_limit_in_force_that_comes_back_is_none_of_the_entity(call):
+    status, text = call("PUT", "/plain", entry("Queue"))
+    assert (status, value(text, "MaxMessageSizeInKilobytes")) == (201, "1024")
+    shown = entry("Queue", "<MaxMessageSizeInKilobytes>1024</MaxMessageSizeInKilobytes>")
+    first = call("PUT", "/plain", shown, If_Match="*")
+    assert (first[0], value(first[1], "MaxMessageSizeInKilobytes")) == (200, "1024")
+    assert call("POST", "/plain/messages", "x" * (1 << 20))[0] == 403
+    for size in ("500", "1024"):  # a limit of its own, and then another
+        body = entry("Queue", f"<MaxMessageSizeInKilobytes>{size}</MaxMessageSizeInKilobytes>")
+        status, text = call("PUT", "/plain", body, If_Match="*")
+        assert (status, value(text, "MaxMessageSizeInKilobytes")) == (200, size)
+    assert call("DELETE", "/plain")[0] == 200
+
+
+@pytest.mark.parametrize("kind", ["Queue", "Topic"])
+def test_a_partitioned_entity_shows_the_size_of_all_its_fragments(call, kind):
+    spread = "<EnablePartitioning>true</EnablePartitioning>"
+    of = "<MaxSizeInMegabytes>{}</MaxSizeInMegabytes>"
+    status, text = call("PUT", "/spread", entry(kind, of.format(2048) + spread))
+    assert (status, value(text, "MaxSizeInMegabytes")) == (201, "32768")
+    for size, shown in (("32768", "32768"), ("1024", "16384"), ("16384", "16384"), ("81920", str(81920 * 16))):
+        status, text = call("PUT", "/spread", entry(kind, of.format(size) + spread), If_Match="*")
+        assert (status, value(text, "MaxSizeInMegabytes")) == (200, shown)
+        assert value(call("GET", "/spread")[1], "MaxSizeInMegabytes") == shown
+    listed = call("GET", f"/$Resources/{kind}s")[1]
+    assert f"<MaxSizeInMegabytes>{81920 * 16}<" in listed
+    assert call("DELETE", "/spread")[0] == 200
+    plain = call("PUT", "/spread", entry(kind, of.format(2048)))[1]
+    assert value(plain, "MaxSizeInMegabytes") == "2048"
+    assert call("DELETE", "/spread")[0] == 200
+
+
+def management_of(broker):
+    """Sends a request with the root key's token. Returns status and body."""
+
+    def send(method, path, body=None, **headers):
+        token = generate("sb://localhost/", KEY_NAME, KEY, int(time.time()) + 60)
+        headers = {name.replace("_", "-"): value for name, value in headers.items()} | {"Authorization": token}
+        with closing(HTTPConnection("localhost", broker.http_port, timeout=20)) as connection:
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+
+    return send
+
+
+SIZE, MESSAGE = (
+    "<MaxSizeInMegabytes>{}</MaxSizeInMegabytes>",
+    "<MaxMessageSizeInKilobytes>{}</MaxMessageSizeInKilobytes>",
+)
+
+
+def test_a_standard_namespace_refuses_the_sizes_of_premium(tmp_path):
+    with Broker(tmp_path, 'sku = "standard"\n') as broker:
+        call = management_of(broker)
+        assert "<MessagingSKU>Standard</MessagingSKU>" in call("GET", "/$namespaceinfo")[1]
+        for body in (SIZE.format(10240), MESSAGE.format(1024)):
+            status, text = call("PUT", "/a", entry("Queue", body))
+            assert (status, "SubCode=40000. The value for 'Max" in text) == (400, True)
+        assert call("PUT", "/a", entry("Queue", SIZE.format(5120)))[0] == 201
+        status, text = call("PUT", "/a", entry("Queue", MESSAGE.format(1024)), If_Match="*")
+        assert (status, value(text, "MaxMessageSizeInKilobytes")) == (200, "1024"), "it is the value shown"
+        assert call("PUT", "/a", entry("Queue", MESSAGE.format(512)), If_Match="*")[0] == 400
+
+
+def test_a_premium_namespace_has_its_own_ranges(tmp_path):
+    with Broker(tmp_path, 'sku = "premium"\npartitions = 4\n') as broker:
+        call = management_of(broker)
+        text = call("GET", "/$namespaceinfo")[1]
+        assert "<MessagingSKU>Premium</MessagingSKU><MessagingUnits>1</MessagingUnits>" in text
+        status, text = call("PUT", "/a", entry("Topic", MESSAGE.format(1000)))
+        assert status == 400
+        assert "value for 'MaxMessageSizeInKilobytes' must be between 1024 and 102400" in text
+        assert call("PUT", "/a", entry("Queue", SIZE.format(512)))[0] == 400
+        body = SIZE.format(81920) + MESSAGE.format(102400) + "<EnablePartitioning>true</EnablePartitioning>"
+        status, text = call("PUT", "/a", entry("Queue", body))
+        assert (status, value(text, "MaxSizeInMegabytes")) == (201, str(4 * 81920))
+    with pytest.raises(BrokerFailed, match=r"queues\[0\].max_message_size_kb: 5 is no size of the tier in sku"):
+        Broker(tmp_path / "refused", 'sku = "premium"\n[[queues]]\nname = "q"\nmax_message_size_kb = 5\n').start()
 
 
 def test_filters_of_a_topic_are_counted(call):

@@ -29,6 +29,7 @@ from broker.gateway.web.targets import Resource, Target, is_of_messages, parse
 from broker.metrics import GatewayMetrics
 from broker.namespace.entities import Right, SubscriptionDescription
 from broker.namespace.rule_descriptions import DEFAULT_RULE_NAME, RuleDescription
+from broker.namespace.tiers import Sku, size_factor
 from broker.settings.config import Settings
 from protocol.addresses import Part
 from protocol.bounds import MAX_COUNT
@@ -117,7 +118,7 @@ class Management:
 
     async def _namespace(self, request: web.BaseRequest, target: Target) -> web.Response:
         name, time = self._gateway.namespace.name, self._time()
-        content = documents.write_namespace(name, time, time)
+        content = documents.write_namespace(name, time, time, is_premium=self._gateway.settings.sku is Sku.PREMIUM)
         return self._entry(Entry(self._url(request, target), name, content, time, time), 200, self._started_ms)
 
     def _time(self) -> str:
@@ -202,6 +203,7 @@ class Management:
         if "If-Match" in request.headers:
             entity = self._find(target.path, kind)
             _require_match(request, entity.updated_ms)
+            fields = entities.as_stored(fields, entity.description, self._size_factor(entity), self._message_kb)
             entities.validated(kind, {**entity.description.model_dump(mode="json"), **fields})
             self._require_destinations(request, fields)
             document = await self._change("update", entity.name, fields)
@@ -216,7 +218,7 @@ class Management:
             self._require_destinations(request, fields)
             first = _first_rules(described) if is_subscription else None
             properties = wanted.model_dump(mode="json", exclude_unset=True)
-            shown = _new(Entity.of(await self._change("create", kind, properties, first)))
+            shown = self._new(Entity.of(await self._change("create", kind, properties, first)))
         return self._entry(
             self._entity_entry(request, shown), 200 if "If-Match" in request.headers else 201, shown.updated_ms
         )
@@ -341,9 +343,34 @@ class Management:
                 len(namespace.subscriptions_of(each.name)) if each.kind == "topic" else 0,
                 filters_of.get(each.entity_id),
                 is_available=all(answered[partition] is not None for partition in each.partitions),
+                size_factor=self._size_factor(each),
+                message_kb=self._message_kb,
             )
             for each in listed
         ]
+
+    def _new(self, entity: Entity) -> Shown:
+        """Nothing is in it, so no partition need be asked."""
+        return Shown(
+            entity.description,
+            entity.created_ms,
+            entity.updated_ms,
+            entity.created_ms if entity.kind == "subscription" else None,
+            {},
+            filters=(0, 0) if entity.kind == "topic" else None,
+            size_factor=self._size_factor(entity),
+            message_kb=self._message_kb,
+        )
+
+    def _size_factor(self, entity: Entity) -> int:
+        if not getattr(entity.description, "enable_partitioning", False):
+            return 1
+        return size_factor(self._gateway.settings.sku, len(entity.partitions))
+
+    @property
+    def _message_kb(self) -> int:
+        """The largest message where an entity has no limit of its own."""
+        return self._gateway.settings.amqp.max_message_size_bytes // 1024
 
     async def _asked(self, partition: int, name: str, ids: Sequence[int]) -> Any:
         """What the partition knows of each of these queues or entities; None if it does not answer."""
@@ -385,13 +412,6 @@ class Management:
     def _feed(self, page: Page) -> web.Response:
         text = documents.write_feed(page)
         return web.Response(body=text.encode(), headers={"Content-Type": FEED_TYPE})
-
-
-def _new(entity: Entity) -> Shown:
-    """Nothing is in it, so no partition need be asked."""
-    filters = (0, 0) if entity.kind == "topic" else None
-    accessed_ms = entity.created_ms if entity.kind == "subscription" else None
-    return Shown(entity.description, entity.created_ms, entity.updated_ms, accessed_ms, {}, filters=filters)
 
 
 def _require_match(request: web.BaseRequest, changed_ms: int) -> None:

@@ -11,6 +11,7 @@ from broker.namespace.entities import (
     SubscriptionDescription,
     TopicDescription,
 )
+from broker.namespace.tiers import Sku, share_bytes
 from storage.queue_ids import Part
 from storage.records import PARTITION_SHIFT
 
@@ -49,7 +50,15 @@ class Terms(NamedTuple):
     partitions: tuple[int, ...] = ()  # those that the entity lives on; empty if that is only known by its name
 
     @classmethod
-    def of(cls, description: Description) -> "Terms":
+    def of(cls, description: Description, partitions: tuple[int, ...] = (), sku: Sku | None = None) -> "Terms":
+        """Of an entity that lives on these partitions, in a namespace of this tier."""
+        terms = cls._of(description)._replace(partitions=partitions)
+        if isinstance(description, SubscriptionDescription) or not description.enable_partitioning:
+            return terms
+        return terms._replace(size_bytes_max=share_bytes(description.max_size_mb, sku, max(1, len(partitions))))
+
+    @classmethod
+    def _of(cls, description: Description) -> "Terms":
         match description:
             case TopicDescription():
                 return cls(
@@ -98,14 +107,14 @@ class Terms(NamedTuple):
                 )
 
     @classmethod
-    def of_definition(cls, document: dict[str, Any]) -> "Terms":
+    def of_definition(cls, document: dict[str, Any], sku: Sku | None = None) -> "Terms":
         """The terms in a stored definition: the description's fields, and some of the catalog. Raises ValueError."""
         kind = DESCRIPTIONS.get(document["kind"])
         if kind is None:
             raise ValueError(f"kind {document['kind']!r} is unknown")
         known = _FIELDS[document["kind"]]
-        terms = cls.of(kind.model_validate({name: value for name, value in document.items() if name in known}))
-        return terms._replace(partitions=tuple(document.get("partitions", ())))
+        description = kind.model_validate({name: value for name, value in document.items() if name in known})
+        return cls.of(description, tuple(document.get("partitions", ())), sku)
 
     def first_number(self, partition: int) -> int:
         """The first sequence number that this partition gives: those of a partitioned entity say which it is."""
