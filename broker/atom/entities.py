@@ -327,8 +327,6 @@ def read(kind: str, described: Element) -> dict[str, Any]:
     for name in _NOT_OFFERED:
         if xml.text_of(given.get(name)).lower() in ("true", "1"):
             raise InvalidArgument(f"{name}: is not supported; it must be false.")
-    if fields.get("forward_to"):
-        fields["auto_delete_on_idle_ms"] = None  # an entity that forwards is never idle
     if "authorization_rules" in model.model_fields:
         rules = given.get("AuthorizationRules")
         fields["authorization_rules"] = [] if rules is None else _read_authorization_rules(rules)

@@ -93,6 +93,9 @@ class Changing:
         if self._index.find(wanted.path) is not None:
             raise EntityAlreadyExists(f"The messaging entity '{wanted.path}' already exists.")
         wanted = with_partitioning(wanted, None, self._partitioning)
+        for field in FORWARDING:
+            if (getattr(wanted, field, None) or "").lower() == wanted.path.lower():
+                raise InvalidArgument(f"{wanted.kind} '{wanted.path}': {field} names the entity itself.")
         self._check_destinations(wanted)
         self._check_lock(wanted)
         self._check_sizes(wanted)
@@ -169,7 +172,8 @@ class Changing:
         return found
 
     def _check_destinations(self, description: Description) -> None:
-        """Entities forward to queues and topics that exist, and not to themselves.
+        """Entities forward to queues and topics that exist. One that forwards to itself by a change is taken, as in the
+        cloud: the limit of hops ends it.
 
         Raises InvalidArgument, DestinationNotFound.
         """
@@ -181,8 +185,6 @@ class Changing:
             to = getattr(description, field, None)
             if not to:
                 continue
-            if to.lower() == description.path.lower():
-                raise InvalidArgument(f"{description.kind} '{description.path}': {field} names the entity itself.")
             if not self._index.is_destination(to):
                 raise DestinationNotFound(
                     f"{description.kind} '{description.path}': {field}: there is no queue or topic '{to}'."

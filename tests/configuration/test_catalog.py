@@ -661,7 +661,7 @@ def test_partitions_of_one_worker_read_each_definition_once(stores, monkeypatch)
     read: list[object] = []
     of_definition = Terms.of_definition
     monkeypatch.setattr(
-        Terms, "of_definition", lambda document: read.append(document["name"]) or of_definition(document)
+        Terms, "of_definition", lambda document, sku: read.append(document["name"]) or of_definition(document, sku)
     )
     known: dict[bytes, Terms] = {}
     for number, store in enumerate(stores):

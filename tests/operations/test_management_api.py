@@ -125,6 +125,20 @@ def test_entities_say_when_they_were_last_accessed(broker, call):
         assert call("DELETE", path)[0] == 200
 
 
+def test_an_update_may_forward_to_the_entity_itself_and_a_creation_may_not(call):
+    itself = "<ForwardTo>sb://localhost/round</ForwardTo><AutoDeleteOnIdle>PT10M</AutoDeleteOnIdle>"
+    assert call("PUT", "/round", entry("Queue", itself))[0] == 400
+    assert call("PUT", "/round", entry("Queue"))[0] == 201
+    status, text = call("PUT", "/round", entry("Queue", itself), If_Match="*")
+    assert (status, value(text, "ForwardTo").endswith("/round")) == (200, True)
+    assert value(text, "AutoDeleteOnIdle") == "PT10M", "shown as given, also beside ForwardTo"
+    assert call("POST", "/round/messages", "x")[0] == 201
+    deadline = time.monotonic() + 20
+    while "TransferDeadLetterMessageCount>1<" not in call("GET", "/round")[1]:
+        assert time.monotonic() < deadline, "the limit of hops has not ended it"
+    assert call("DELETE", "/round")[0] == 200
+
+
 def test_a_limit_of_message_size_of_0_is_none(call):
     """As Java's administration client updates topics."""
     assert (

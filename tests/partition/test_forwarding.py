@@ -5,7 +5,7 @@ import pytest
 from broker.errors import NotAllowed
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
-from protocol.codec import Described, Long, Symbol
+from protocol.codec import Described, Long, Symbol, encode
 from storage.records import NEVER, Field, entity_key, mark_key, message_expires_ms
 from storage.store import Table
 from tests.partition.accounts import problems
@@ -773,3 +773,35 @@ def test_a_copy_that_an_action_delays_is_forwarded_when_its_time_comes(net, home
     assert [text(found.body) for found in net.peek(target)] == ["1", "1"]
     assert net.counts(source) == [0, 0, 0, 0, 0]
     assert net.counts(topic)[3] == 0
+
+
+# -- to itself, which a change of the entity may ask for
+
+
+@pytest.mark.parametrize("properties", [{}, {"requires_duplicate_detection": True}], ids=["plain", "duplicates"])
+def test_messages_that_an_entity_forwards_to_itself_end_by_the_limit_of_hops(net, properties):
+    a = net.queue("a", HERE, **properties)
+    net.send(a, message("1", message_id=encode("1")), message("2", message_id=encode("2")))
+    net.queue("a", HERE, forward_to="a", **properties)
+    net.send(a, message("3", message_id=encode("3")))
+    net.run()
+    assert net.bodies(a) == []
+    assert net.bodies(transfer_dead_letter(a)) == ["1", "2", "3"]
+    overlay = net.peek(transfer_dead_letter(a))[0].overlay
+    assert overlay[Field.PROPERTIES][REASON] == "MaxTransferHopCountExceeded"
+    net.queue("a", HERE, **properties)
+    net.send(a, message("4", message_id=encode("4")))
+    assert net.bodies(a) == ["4"], "it takes messages as before"
+
+
+@pytest.mark.parametrize("properties", [{}, {"requires_duplicate_detection": True}], ids=["plain", "duplicates"])
+def test_messages_that_fragments_forward_to_their_entity_end_by_the_limit_of_hops(net, properties):
+    both = (HERE, THERE)
+    net.fragments("a", both, enable_partitioning=True, **properties)
+    a = net.fragments("a", both, enable_partitioning=True, forward_to="a", **properties)
+    for at in range(6):
+        net.send(a, message(str(at), message_id=encode(str(at))))
+    for _ in range(20):
+        net.run()
+    found = [each.body.decode() for place in both for each in net.peek(transfer_dead_letter(a), at=place)]
+    assert sorted(found) == [str(at) for at in range(6)]

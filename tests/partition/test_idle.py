@@ -283,17 +283,39 @@ def test_messages_sent_through_an_entity_keep_it_until_they_arrive():
     assert not net.partitions[0].request("counts", 0, [through], net.now_ms)
 
 
-def test_an_entity_that_forwards_is_never_deleted():
-    net = Partitions(1)
-    net.queue("target", 0)
+@pytest.mark.parametrize("partition", [0, 1])
+@pytest.mark.parametrize("kind", ["queue", "subscription"])
+def test_a_message_that_goes_on_is_a_use_of_what_it_leaves(kind, partition):
+    net = Partitions(2)
+    net.queue("target", partition)
+    of = {"auto_delete_on_idle_ms": INTERVAL_MS}
+    if kind == "subscription":
+        into = net.topic("news", 0)
+        source = net.subscription("news", "s", forward_to="target", **of)
+    else:
+        into = source = net.queue("source", 0, forward_to="target", **of)
+    for _ in range(3):
+        net.send(into, event("m") if kind == "subscription" else "m")
+        net.run()
+        for _ in range(9):
+            net.wait(STEP_MS)
+    assert net.partitions[0].request("counts", 0, [source], net.now_ms)
+    for _ in range(2):
+        net.wait(STEP_MS)
+    assert not net.partitions[0].request("counts", 0, [source], net.now_ms)
+
+
+def test_an_entity_whose_messages_wait_to_go_on_is_in_use():
+    net = Partitions(2)
+    target = net.queue("target", 1)
     source = net.queue("source", 0, forward_to="target", auto_delete_on_idle_ms=INTERVAL_MS)
-    for _ in range(30):
+    net.send(source, "m")
+    for _ in range(3 * STEPS):  # the target's partition does not answer
         net.wait(STEP_MS)
-    net.queue("source", 0, auto_delete_on_idle_ms=INTERVAL_MS)
-    for _ in range(STEPS - 1):
+    net.run()
+    assert net.bodies(target) == ["m"]
+    for _ in range(STEPS + 1):
         net.wait(STEP_MS)
-    assert net.counts(source)[0] == 0
-    net.wait(STEP_MS)
     assert not net.partitions[0].request("counts", 0, [source], net.now_ms)
 
 

@@ -28,7 +28,7 @@ from protocol.errors import ProtocolError
 from protocol.message.intake import extra_of
 from protocol.message.rendering import with_changes
 from storage.quarantine import quarantine
-from storage.queue_ids import Part, entity_of, queue_id_of, with_part
+from storage.queue_ids import Part, entity_of, part_of, queue_id_of, with_part
 from storage.records import (
     NEVER,
     CorruptRecord,
@@ -167,7 +167,9 @@ def arrive(core: Core, queue: Queue, messages: Sequence[Arrival], source: int, n
 
     They come from the queue `source`.
     """
-    if queue.terms.duplicate_window_ms:
+    # What an entity forwards to itself is no duplicate: it would be dropped for being there.
+    is_own = entity_of(source) == queue.entity_id and part_of(source) in (Part.MAIN, Part.DEAD_LETTER)
+    if queue.terms.duplicate_window_ms and not is_own:
         messages = _without_duplicates(core, queue, messages, source, now_ms)
     if queue.terms.kind == Kind.TOPIC:
         publish_forwarded(core, queue, messages, source, now_ms)

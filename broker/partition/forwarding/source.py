@@ -362,6 +362,8 @@ def _move(
             arrivals = [(number_of(ref_of(held)), record, overlay) for held, record, overlay in messages]
             arrive(core, target, arrivals, queue.id, now_ms)
         queue.tally.forwarded += len(messages)
+    if accepted:
+        use(core, queue.id, now_ms)
     decided = verdict.accepted + len(verdict.refused)
     for (held, _, _), error in zip(travelling[verdict.accepted :], verdict.refused, strict=False):
         _give_up(core, queue, held, type(error).__name__, str(error))
@@ -432,6 +434,8 @@ def taken_over(core: Core, queue_id: int, by: int, up_to: int, refused: Sequence
     numbers, outbox.numbers = outbox.numbers, []
     end = queue.locks.end_forward
     not_taken = bisect_right(numbers, up_to)
+    if not_taken:
+        use(core, queue.id, now_ms)
     _gone(core, queue, [held for number in numbers[:not_taken] if (held := end(number))])
     if not outbox.synced:
         outbox.synced = True

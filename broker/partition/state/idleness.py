@@ -4,7 +4,7 @@ An entity is used by every request of a client to it or to its dead-letter queue
 schedule, change rules or properties) and by a message that another entity forwards to it. A receiver uses it as long as
 the receiver has credit. Scheduled messages use it, as do those that were abandoned with a delay, and messages in its
 transfer queue. A use of a subscription is a use of its topic, but a message that the topic publishes is no use of the
-subscription. An entity that forwards is never idle.
+subscription. A message that goes on to another entity uses the one that it leaves, which is in use while one waits to.
 
 Time counts only while the partition runs, because nobody can use an entity that is not served. So the partition does
 not keep a moment, but the duration for which the entity was idle at the last look. It looks STEPS times in an interval,
@@ -206,13 +206,18 @@ def keep_all(core: Core, now_ms: int) -> None:
 
 
 def _is_in_use(core: Core, entity_id: int) -> bool:
-    """True if a scheduled message, a message in the transfer queue or a receiver with credit uses the entity."""
+    """True if a message that is scheduled, in the transfer queue or to be forwarded, or a receiver with credit uses the
+    entity.
+    """
     if entity_id in core.frozen:
         return True
     transfers = core.queues.get(queue_id_of(entity_id, Part.TRANSFER))  # a transfer queue with messages is always open
     if _has_scheduled(core, entity_id) or (transfers is not None and any(transfers.counts)):
         return True
-    return any(queue.is_in_use for queue in _open_queues(core, entity_id))
+    return any(
+        queue.is_in_use or (queue.forward_to and queue.counts[Place.AVAILABLE])
+        for queue in _open_queues(core, entity_id)
+    )
 
 
 def _open_queues(core: Core, entity_id: int) -> Iterator[Queue]:

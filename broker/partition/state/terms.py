@@ -88,7 +88,7 @@ class Terms(NamedTuple):
                     forward_to=(description.forward_to or "").lower(),
                     forward_dead_lettered_to=(description.forward_dead_lettered_messages_to or "").lower(),
                     requires_session=description.requires_session,
-                    idle_limit_ms=_idle_limit_ms(description),
+                    idle_limit_ms=description.auto_delete_on_idle_ms or 0,
                 )
             case QueueDescription():
                 return cls(
@@ -103,7 +103,7 @@ class Terms(NamedTuple):
                     forward_dead_lettered_to=(description.forward_dead_lettered_messages_to or "").lower(),
                     duplicate_window_ms=_duplicate_window_ms(description),
                     requires_session=description.requires_session,
-                    idle_limit_ms=_idle_limit_ms(description),
+                    idle_limit_ms=description.auto_delete_on_idle_ms or 0,
                 )
 
     @classmethod
@@ -140,8 +140,3 @@ _FIELDS = {kind: frozenset(description.model_fields) for kind, description in DE
 
 def _duplicate_window_ms(description: QueueDescription | TopicDescription) -> int:
     return description.duplicate_detection_history_time_window_ms if description.requires_duplicate_detection else 0
-
-
-def _idle_limit_ms(description: QueueDescription | SubscriptionDescription) -> int:
-    """The interval; an entity that forwards is never deleted, so it has none (management.md 1.6)."""
-    return 0 if description.forward_to else description.auto_delete_on_idle_ms or 0
