@@ -35,6 +35,7 @@ from broker.namespace.entities import (
     AuthorizationRule,
     Description,
     Right,
+    Scheme,
     Status,
     SubscriptionDescription,
 )
@@ -89,9 +90,15 @@ class _Property(NamedTuple):
 def _read_path(text: str) -> str:
     """The path of an entity that is given as a name or as a URL; its host does not matter."""
     scheme, separator, rest = text.partition("://")
-    if separator and scheme.lower() in ("sb", "http", "https", "amqp", "amqps"):
+    if separator and scheme.lower() in list(Scheme):
         text = unquote(rest.partition("/")[2])
     return text.strip("/")
+
+
+def _scheme_of(text: str) -> Scheme:
+    """That of the URL in which an entity is given."""
+    scheme, separator, _ = text.partition("://")
+    return Scheme(scheme.lower()) if separator and scheme.lower() in list(Scheme) else Scheme.SB
 
 
 def _read_optional_duration(text: str) -> int | None:
@@ -135,6 +142,8 @@ _PROPERTIES: Final = {
     "EnablePartitioning": _Property("enable_partitioning", *_BOOLEAN),
     "ForwardDeadLetteredMessagesTo": _Property("forward_dead_lettered_messages_to", _read_path, str),
     "MaxMessageSizeInKilobytes": _Property("max_message_size_kb", _read_size, str),
+    "EnableExpress": _Property("enable_express", *_BOOLEAN),
+    "SupportOrdering": _Property("support_ordering", *_BOOLEAN),
 }
 _FORMS: Final[dict[Any, Form]] = {
     read_duration_ms: Form.DURATION,
@@ -144,8 +153,7 @@ _FORMS: Final[dict[Any, Form]] = {
     _read_size: Form.NUMBER,
 }
 _OTHER_BOOLEANS: Final = (
-    "EnableExpress", "EnableSubscriptionPartitioning", "FilteringMessagesBeforePublishing", "IsAnonymousAccessible",
-    "SupportOrdering",
+    "EnableSubscriptionPartitioning", "FilteringMessagesBeforePublishing", "IsAnonymousAccessible",
 )  # fmt: skip
 _DURATIONS: Final = {name for name, each in _PROPERTIES.items() if each.write is write_duration}
 
@@ -208,7 +216,8 @@ def _write_forwarding(name: str) -> Callable[[Shown, str], str]:
 
     def write(shown: Shown, host: str) -> str:
         path = getattr(shown.description, field)
-        return xml.element(name, f"sb://{host}/{path}") if path else ""
+        scheme = getattr(shown.description, f"{field}_scheme", Scheme.SB)
+        return xml.element(name, f"{scheme}://{host}/{path}") if path else ""
 
     return write
 
@@ -221,8 +230,10 @@ def _write_filters(shown: Shown, _: str) -> str:
 
 
 def _write_ordering(shown: Shown, _: str) -> str:
-    is_plain = not getattr(shown.description, "enable_partitioning", False)
-    return f"<SupportOrdering>{write_boolean(is_plain)}</SupportOrdering>"
+    description = shown.description
+    assert not isinstance(description, SubscriptionDescription)
+    said, is_plain = description.support_ordering, not description.enable_partitioning
+    return f"<SupportOrdering>{write_boolean(is_plain if said is None else said)}</SupportOrdering>"
 
 
 # What is written of an entity besides its properties; each with the host that URLs name.
@@ -250,7 +261,6 @@ _FACTS: Final[dict[str, Callable[[Shown, str], str]]] = {
     "EnableSubscriptionPartitioning": lambda *_: (
         "<EnableSubscriptionPartitioning>false</EnableSubscriptionPartitioning>"
     ),
-    "EnableExpress": lambda *_: "<EnableExpress>false</EnableExpress>",
     "ForwardDeadLetteredMessagesTo": _write_forwarding("ForwardDeadLetteredMessagesTo"),
 }
 
@@ -324,6 +334,10 @@ def read(kind: str, described: Element) -> dict[str, Any]:
         elif wanted.field not in model.immutable:
             default = model.model_fields[wanted.field].default
             fields[wanted.field] = default if wanted.default is None else wanted.default
+    for name in _FORWARDING:
+        field = f"{_PROPERTIES[name].field}_scheme"
+        if field in model.model_fields:
+            fields[field] = _scheme_of(xml.text_of(given.get(name)))
     for name in _NOT_OFFERED:
         if xml.text_of(given.get(name)).lower() in ("true", "1"):
             raise InvalidArgument(f"{name}: is not supported; it must be false.")

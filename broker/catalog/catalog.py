@@ -27,6 +27,7 @@ from xxhash import xxh3_64_intdigest
 
 from broker.namespace.entities import (
     DESCRIPTIONS,
+    KEPT_FOR_CLIENTS,
     Description,
     QueueDescription,
     SubscriptionDescription,
@@ -90,6 +91,10 @@ class Definition(NamedTuple):
     rules_ms: int = 0
 
     def document(self) -> dict[str, Any]:
+        fields = self.description.model_dump(mode="json")
+        for name in KEPT_FOR_CLIENTS:
+            if name in fields and getattr(self.description, name) == type(self.description).model_fields[name].default:
+                del fields[name]
         return {
             "kind": self.description.kind,
             "entity_id": self.entity_id,
@@ -97,7 +102,7 @@ class Definition(NamedTuple):
             "updated_ms": self.updated_ms,
             "partitions": list(self.partitions),
             **({"rules_ms": self.rules_ms} if self.rules_ms else {}),
-            **self.description.model_dump(mode="json"),
+            **fields,
         }
 
     @classmethod

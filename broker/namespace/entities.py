@@ -48,6 +48,16 @@ class Status(StrEnum):
     RECEIVE_DISABLED = "ReceiveDisabled"
 
 
+class Scheme(StrEnum):
+    """Of the URL in which a client names an entity. It says nothing about how messages get there."""
+
+    SB = "sb"
+    HTTP = "http"
+    HTTPS = "https"
+    AMQP = "amqp"
+    AMQPS = "amqps"
+
+
 class Right(StrEnum):
     SEND = "Send"
     LISTEN = "Listen"
@@ -142,6 +152,11 @@ class _Sent(_Description):
         le=100 * 1024,
         description="Largest message accepted, if this is less than amqp.max_message_size_bytes.",
     )
+    enable_express: bool = Field(False, description="No effect; kept for clients that read it.")
+    support_ordering: bool | None = Field(
+        None,
+        description="No effect; kept for clients that read it. Unset shows true, and false where it is partitioned.",
+    )
     authorization_rules: tuple[AuthorizationRule, ...] = Field(
         (), max_length=12, description="Shared access keys for this entity and all below it."
     )
@@ -170,6 +185,12 @@ class _Received(_Description):
     forward_to: EntityName | None = Field(None, description="Queue or topic that messages are moved on to.")
     forward_dead_lettered_messages_to: EntityName | None = Field(
         None, description="Queue or topic that dead-lettered messages are moved on to."
+    )
+    forward_to_scheme: Scheme = Field(
+        Scheme.SB, description="Scheme of the URL that shows forward_to to administration clients; no other effect."
+    )
+    forward_dead_lettered_messages_to_scheme: Scheme = Field(
+        Scheme.SB, description="As forward_to_scheme, for forward_dead_lettered_messages_to."
     )
 
 
@@ -221,6 +242,14 @@ class SubscriptionDescription(SubscriptionProperties):
 
 
 Description = QueueDescription | TopicDescription | SubscriptionDescription
+
+KEPT_FOR_CLIENTS = (
+    "enable_express",
+    "support_ordering",
+    "forward_to_scheme",
+    "forward_dead_lettered_messages_to_scheme",
+)
+"""Properties without an effect. They came later than the others, so their defaults are not stored."""
 
 DESCRIPTIONS: dict[str, type[Description]] = {
     each.kind: each for each in (QueueDescription, TopicDescription, SubscriptionDescription)

@@ -120,7 +120,7 @@ def test_every_setting_has_an_option(told, peeklock):
         "RequiresDuplicateDetection": True,
         "DuplicateDetectionHistoryTimeWindow": "PT5M",
         "EnablePartitioning": True,
-        "MaxSizeInMegabytes": 2048,
+        "MaxSizeInMegabytes": 16 * 2048,
         "MaxMessageSizeInKilobytes": 1024,
         "AutoDeleteOnIdle": "P1D",
         "Status": "SendDisabled",
@@ -151,7 +151,7 @@ def test_lists_have_all_pages_and_the_counts(peeklock, told):
 
 def test_an_entitys_own_key_manages_the_entity_alone(broker, told, error):
     own = "--connection-string", broker.connection_string_for("own", "secret")
-    assert told("queue", "show", "keyed", *own)["keys"] == [{"name": "own", "rights": ["Send", "Listen", "Manage"]}]
+    assert told("queue", "show", "keyed", *own)["keys"] == [{"name": "own", "rights": ["Manage", "Send", "Listen"]}]
     assert told("queue", "update", "keyed", "--max-delivery-count", 3, *own)["settings"]["MaxDeliveryCount"] == 3
     assert "(status 401" in error(1, "queue", "list", *own)
     assert told("queue", "show", "keyed")["keys"], "an update keeps the keys"

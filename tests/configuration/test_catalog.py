@@ -13,10 +13,12 @@ from broker.catalog.catalog import (
     reconcile,
 )
 from broker.namespace.entities import (
+    KEPT_FOR_CLIENTS,
     AuthorizationRule,
     Description,
     QueueDescription,
     Right,
+    Scheme,
     Status,
     SubscriptionDescription,
     TopicDescription,
@@ -121,6 +123,8 @@ def test_every_property_but_the_immutable_can_be_updated(stores):
         enable_batched_operations=False, max_size_mb=1, max_message_size_kb=1, auto_delete_on_idle_ms=300_000,
         forward_to="a", forward_dead_lettered_messages_to="b", status=Status.DISABLED, user_metadata="m",
         authorization_rules=(AuthorizationRule(key_name="k", primary_key="p", rights=frozenset()),),
+        enable_express=True, support_ordering=True, forward_to_scheme=Scheme.HTTP,
+        forward_dead_lettered_messages_to_scheme=Scheme.HTTPS,
     )  # fmt: skip
     reconcile(stores, [queue(), queue("a"), queue("b")], T0)
     [update] = reconcile(stores, [other], T1).updated
@@ -668,3 +672,18 @@ def test_partitions_of_one_worker_read_each_definition_once(stores, monkeypatch)
         Partition(number, store, now_ms=T1, incarnation=bytes(6), settings=PartitionSettings(), known_terms=known)
         assert not store.dirty
     assert len(read) == 22
+
+
+@pytest.mark.parametrize("description", [queue(), topic(), subscription()], ids=lambda each: each.kind)
+def test_properties_that_came_later_are_stored_only_where_they_are_set(description):
+    """So earlier stores keep their bytes, and processes of the version before read what does not use them."""
+    document = Definition(1, description, T0, T0, (0,)).document()
+    later = [name for name in KEPT_FOR_CLIENTS if name in type(description).model_fields]
+    assert later
+    assert not set(later) & document.keys()
+    assert Definition.from_document(document).description == description
+    for name, value in (("enable_express", True), ("support_ordering", False), ("forward_to_scheme", Scheme.HTTPS)):
+        if name in later:
+            changed = Definition(1, description.model_copy(update={name: value}), T0, T0, (0,))
+            assert changed.document().keys() - document.keys() == {name}
+            assert Definition.from_document(decode_document(encode_document(changed.document()))) == changed

@@ -139,6 +139,50 @@ def test_an_update_may_forward_to_the_entity_itself_and_a_creation_may_not(call)
     assert call("DELETE", "/round")[0] == 200
 
 
+@pytest.mark.parametrize("spread", ["false", "true"])
+@pytest.mark.parametrize("kind", ["Queue", "Topic"])
+def test_what_has_no_effect_is_kept(call, kind, spread):
+    partitioned = f"<EnablePartitioning>{spread}</EnablePartitioning>"
+    status, text = call("PUT", "/kept", entry(kind, partitioned))
+    usual = "false" if spread == "true" else "true"
+    assert (status, value(text, "EnableExpress"), value(text, "SupportOrdering")) == (201, "false", usual)
+    for express, ordering in (("true", "false"), ("true", "true"), ("false", usual)):
+        said = f"<EnableExpress>{express}</EnableExpress><SupportOrdering>{ordering}</SupportOrdering>"
+        status, text = call("PUT", "/kept", entry(kind, partitioned + said), If_Match="*")
+        assert (status, value(text, "EnableExpress"), value(text, "SupportOrdering")) == (200, express, ordering)
+        shown = call("GET", "/kept")[1]
+        assert (value(shown, "EnableExpress"), value(shown, "SupportOrdering")) == (express, ordering)
+    assert value(call("PUT", "/kept", entry(kind, partitioned), If_Match="*")[1], "SupportOrdering") == usual
+    assert call("DELETE", "/kept")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("given", "scheme"),
+    [
+        ("", "sb"),
+        ("sb://localhost/", "sb"),
+        ("HTTPS://elsewhere:443/", "https"),
+        ("amqps://x/", "amqps"),
+        ("http://x/", "http"),
+    ],
+)
+def test_forwarding_keeps_the_scheme_it_was_given(broker, call, given, scheme):
+    forwarding = (
+        f"<ForwardTo>{given}end</ForwardTo><ForwardDeadLetteredMessagesTo>{given}end</ForwardDeadLetteredMessagesTo>"
+    )
+    shown = f"{scheme}://localhost:{broker.http_port}/end"
+    assert call("PUT", "/end", entry("Queue"))[0] == call("PUT", "/parted", entry("Topic"))[0] == 201
+    for kind, path in (("Queue", "/schemes"), ("Subscription", "/parted/subscriptions/s")):
+        for body, options in ((forwarding, {}), ("", {"If_Match": "*"}), (forwarding, {"If_Match": "*"})):
+            status, text = call("PUT", path, entry(kind, body), **options)
+            assert status in (200, 201)
+            for found in (text, call("GET", path)[1]):
+                assert value(found, "ForwardTo") == (shown if body else None)
+                assert value(found, "ForwardDeadLetteredMessagesTo") == (shown if body else None)
+    for path in ("/schemes", "/parted", "/end"):
+        assert call("DELETE", path)[0] == 200
+
+
 def test_a_limit_of_message_size_of_0_is_none(call):
     """As Java's administration client updates topics."""
     assert (
