@@ -5,6 +5,7 @@ fail on a rule without an action element.
 """
 
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any, Final
 from xml.etree.ElementTree import Element
 
@@ -132,7 +133,9 @@ def _read_value(key: str, given: Element) -> RuleValue:
         value = read_text(text if kind is ValueType.STRING else text.strip())
         if kind is ValueType.INT and value not in _INT:
             kind = ValueType.LONG
-        return RuleValue(type=kind, value=value)
+        made = RuleValue(type=kind, value=value)
+        has_no_zone = kind is ValueType.TIMESTAMP and datetime.fromisoformat(str(value)).tzinfo is None
+        return made.model_copy(update={"text": value}) if has_no_zone else made
     except ValidationError as error:
         [first, *_] = error.errors(include_url=False, include_input=False)
         raise InvalidArgument(f"Value of {key[:100]!r}: {first['msg']}.") from None
@@ -199,7 +202,7 @@ def _write_value(value: RuleValue) -> str:
         case ValueType.LONG if content in _INT:
             name, text = "int", str(content)  # JavaScript's client knows no long
         case ValueType.TIMESTAMP:
-            name, text = "dateTime", write_time(content)
+            name, text = "dateTime", value.text or write_time(content)
         case ValueType.DURATION:
             name, text = "duration", _write_ticks(content)
         case ValueType.UUID:

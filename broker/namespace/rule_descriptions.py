@@ -78,6 +78,9 @@ class RuleValue(Frozen):
 
     type: ValueType = Field(description="string, int, long, double, boolean, timestamp, uuid or duration.")
     value: bool | int | float | str | None = Field(description="The value, as its type says.")
+    text: Annotated[str, StringConstraints(max_length=64)] | None = Field(
+        None, description="How a client of the administration API has written a timestamp without a zone."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -321,11 +324,13 @@ class RuleDescription(Frozen):
         """Raises ValueError if this version does not know the form of `document`."""
         try:
             stored, action = dict(document["filter"]), document["action"]
+            texts = stored.pop("texts", {})
             for name in ("parameters", "properties"):
                 if name in stored:
-                    stored[name] = _values(stored[name])
+                    stored[name] = _values(stored[name], texts)
             if action is not None:
-                action = {**action, "parameters": _values(action["parameters"])}
+                action = dict(action)
+                action["parameters"] = _values(action["parameters"], action.pop("texts", {}))
             return cls.model_validate({"name": document["name"], "filter": stored, "action": action})
         except (KeyError, TypeError, AttributeError, DecodeError, ValidationError) as error:
             raise ValueError(f"not a rule: {error}") from error
@@ -340,12 +345,24 @@ def _filter_document(described: TrueFilter | FalseFilter | SqlFilter | Correlati
         return {"kind": described.kind, **_sql_document(described)}
     if isinstance(described, CorrelationFilter):
         fields = {name: getattr(described, name) for name in CORRELATION_FIELDS}
-        return {"kind": described.kind, **fields, "properties": _encoded(described.properties)}
+        return {
+            "kind": described.kind,
+            **fields,
+            "properties": _encoded(described.properties),
+            **_texts(described.properties),
+        }
     return {"kind": described.kind}
 
 
 def _sql_document(described: SqlFilter | SqlAction) -> dict[str, Any]:
-    return {"expression": described.expression, "parameters": _encoded(described.parameters)}
+    parameters = described.parameters
+    return {"expression": described.expression, "parameters": _encoded(parameters), **_texts(parameters)}
+
+
+def _texts(values: Mapping[str, RuleValue]) -> dict[str, dict[str, str]]:
+    """A part of a document that only those have in which a value has a text."""
+    texts = {name: value.text for name, value in values.items() if value.text is not None}
+    return {"texts": texts} if texts else {}
 
 
 def amqp_values(values: Mapping[str, RuleValue]) -> dict[str, Any]:
@@ -356,5 +373,6 @@ def _encoded(values: Mapping[str, RuleValue]) -> dict[str, bytes]:
     return {name: encode(value) for name, value in amqp_values(values).items()}
 
 
-def _values(encoded: Mapping[str, bytes]) -> dict[str, RuleValue]:
-    return {name: RuleValue.of_amqp(decode_exactly(value)) for name, value in encoded.items()}
+def _values(encoded: Mapping[str, bytes], texts: Mapping[str, str]) -> dict[str, RuleValue]:
+    values = {name: RuleValue.of_amqp(decode_exactly(value)) for name, value in encoded.items()}
+    return {name: value.model_copy(update={"text": texts.get(name)}) for name, value in values.items()}

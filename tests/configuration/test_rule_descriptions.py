@@ -270,3 +270,14 @@ def test_a_rule_survives_its_document_and_its_way_to_a_child(filter_, action):
     assert RuleDescription.model_validate_json(rule.model_dump_json(), strict=True) == rule
     for encoded in rule.document(7)["filter"].get("parameters", {}).values():
         decode_exactly(encoded)
+
+
+def test_a_text_is_stored_only_where_a_client_gave_one():
+    filter_ = SqlFilter(expression="a = @p", parameters={"@p": RuleValue(type=ValueType.TIMESTAMP, value="2020-01-01")})
+    document = RuleDescription(name="r", filter=filter_).document(0)
+    assert "texts" not in document["filter"]
+    written = filter_.parameters["@p"].model_copy(update={"text": "2020-01-01"})
+    told = RuleDescription(name="r", filter=filter_.model_copy(update={"parameters": {"@p": written}}))
+    stored = told.document(0)
+    assert stored["filter"]["parameters"] == document["filter"]["parameters"]
+    assert RuleDescription.of_document(stored) == told

@@ -336,7 +336,10 @@ def test_topics_have_subscriptions_and_these_have_rules(call):
     ("kind", "given", "shown"),
     [
         ("dateTime", "9999-12-31T23:59:59.9999999Z", "9999-12-31T23:59:59.999Z"),
-        ("dateTime", "0001-01-01T00:00:00", "0001-01-01T00:00:00.000Z"),
+        ("dateTime", "0001-01-01T00:00:00", "0001-01-01T00:00:00"),
+        ("dateTime", "2020-07-05T11:12:13", "2020-07-05T11:12:13"),
+        ("dateTime", " 2020-07-05T11:12:13.5 ", "2020-07-05T11:12:13.5"),
+        ("dateTime", "2020-07-05T11:12:13Z", "2020-07-05T11:12:13.000Z"),
         ("dateTime", "2026-01-01T00:00:00.0019999+02:00", "2025-12-31T22:00:00.001Z"),
         ("duration", "P10675199DT2H48M5.4775807S", "P10675199DT2H48M5.477S"),
         ("duration", "-PT1.5S", "-PT1.5S"),
@@ -373,6 +376,26 @@ def test_rules_are_listed_by_name_and_a_property_of_a_correlation_filter_may_be_
     of_sql = "<SqlExpression>a = @p</SqlExpression><Parameters>" + null.replace("gone", "@p") + "</Parameters>"
     assert call("PUT", f"{of}/Rules/sql", entry("Rule", f'<Filter i:type="SqlFilter">{of_sql}</Filter>'))[0] == 400
     assert call("DELETE", "/nulls")[0] == 200
+
+
+def test_a_parameter_without_a_zone_comes_back_as_given_and_counts_as_utc(call):
+    parameter = (
+        "<Parameters><KeyValueOfstringanyType><Key>@p</Key>"
+        '<Value i:type="d6p1:dateTime" xmlns:d6p1="http://www.w3.org/2001/XMLSchema">2020-07-05T11:12:13</Value>'
+        "</KeyValueOfstringanyType></Parameters>"
+    )
+    rule = (
+        f'<Filter i:type="SqlFilter"><SqlExpression>a = @p</SqlExpression>{parameter}</Filter>'
+        f'<Action i:type="SqlRuleAction"><SqlExpression>SET b = @p</SqlExpression>{parameter}</Action>'
+    )
+    of = "/zones/subscriptions/s"
+    assert call("PUT", "/zones", entry("Topic"))[0] == call("PUT", of, entry("Subscription"))[0] == 201
+    for options in ({}, {"If_Match": "*"}):
+        status, text = call("PUT", f"{of}/rules/r", entry("Rule", rule), **options)
+        assert status in (200, 201)
+        assert text.count(">2020-07-05T11:12:13<") == 2
+    assert call("GET", f"{of}/rules/r")[1].count(">2020-07-05T11:12:13<") == 2
+    assert call("DELETE", "/zones")[0] == 200
 
 
 @pytest.mark.parametrize("time_ms", [-(2**63), -62_135_596_800_001, 253_402_300_800_000, 2**63 - 1])
