@@ -177,10 +177,6 @@ class Changing:
 
         Raises InvalidArgument, DestinationNotFound.
         """
-        if getattr(description, "requires_session", False) and getattr(description, "forward_to", None):
-            raise InvalidArgument(
-                f"{description.kind} '{description.path}': forward_to cannot be set where requires_session is."
-            )
         for field in FORWARDING:
             to = getattr(description, field, None)
             if not to:

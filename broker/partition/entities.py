@@ -10,7 +10,7 @@ from typing import Any
 from broker.errors import EntityDisabled, EntityNotFound, NotAllowed, ServerBusy
 from broker.namespace.entities import Description
 from broker.partition.disposal import discard, free_later
-from broker.partition.forwarding.source import begin, forwards
+from broker.partition.forwarding.source import begin, end, forwards
 from broker.partition.messages import deferred_expiry
 from broker.partition.messages.expiry import resume
 from broker.partition.messages.settlement import drop_locks
@@ -151,6 +151,8 @@ def put_entity(
             residence.close_receivers(core, queue.id, disabled(terms))
             if queue.sessions is not None:
                 session_locks.release_all(core, queue, now_ms)
+        if before.forwards_to(part) and not queue.forward_to:
+            end(queue)
         if begins:
             residence.close_receivers(core, queue.id, forwards(queue))
             begin(core, queue)

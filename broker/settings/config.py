@@ -992,10 +992,6 @@ def _check_entity(place: str, entity: QueueDescription | DeclaredTopic | Declare
         _refuse_duplicates("authorization rule", f"{place}.authorization_rules", names)
     if isinstance(entity, DeclaredTopic):
         return
-    if entity.requires_session and entity.forward_to:
-        raise inconsistent(
-            "cannot be set on an entity that requires sessions; remove one of the two", f"{place}.forward_to"
-        )
     for field in FORWARDING if isinstance(entity, QueueDescription) else ():
         if (getattr(entity, field) or "").lower() == entity.name.lower():
             raise inconsistent("is the queue itself; name another", f"{place}.{field}")

@@ -324,20 +324,12 @@ AT_RULE = "topics[0].subscriptions[0].rules[0]"
         (RULE + "filter = { kind = 'correlation', properties = 1 }", f"{AT_RULE}.filter.properties: 1 must be a table"),
         (RULE + "action = { expression = '' }", f'{AT_RULE}.action.expression: "" must not be empty'),
         (
-            "[[queues]]\nname = 'a'\nrequires_session = true\nforward_to = 'b'",
-            'queues[0].forward_to: "b" cannot be set on an entity that requires sessions; remove one of the two',
-        ),
-        (
             "[[queues]]\nname = 'a'\nforward_to = 'A'",
             'queues[0].forward_to: "A" is the queue itself; name another',
         ),
         (
             "[[queues]]\nname = 'a'\nforward_dead_lettered_messages_to = 'a'",
             'queues[0].forward_dead_lettered_messages_to: "a" is the queue itself; name another',
-        ),
-        (
-            "[[topics]]\nname = 't'\n[[topics.subscriptions]]\nname = 's'\nrequires_session = true\nforward_to = 'b'",
-            'topics[0].subscriptions[0].forward_to: "b" cannot be set on an entity that requires sessions; remove',
         ),
     ],
 )

@@ -183,6 +183,29 @@ def test_forwarding_keeps_the_scheme_it_was_given(broker, call, given, scheme):
         assert call("DELETE", path)[0] == 200
 
 
+@pytest.mark.parametrize("spread", ["false", "true"])
+def test_an_entity_with_sessions_forwards_in_the_order_of_each(broker, call, spread):
+    kept = f"<EnablePartitioning>{spread}</EnablePartitioning>"
+    assert call("PUT", "/last", entry("Queue"))[0] == 201
+    body = entry("Queue", f"<RequiresSession>true</RequiresSession><ForwardTo>last</ForwardTo>{kept}")
+    status, text = call("PUT", "/first", body)
+    assert (status, value(text, "ForwardTo").endswith("/last"), value(text, "RequiresSession")) == (201, True, "true")
+    with closing(connected(broker)) as connection:
+        sender = connection.create_sender("first")
+        for number in range(12):
+            sender.send(Message(body=str(number), group_id=f"s{number % 3}"))
+        receiver = connection.create_receiver("last")
+        found = []
+        for _ in range(12):
+            found.append(receiver.receive(timeout=20))
+            receiver.accept()
+    for session in ("s0", "s1", "s2"):
+        bodies = [int(each.body) for each in found if each.group_id == session]
+        assert bodies == list(range(int(session[1]), 12, 3))
+    for path in ("/first", "/last"):
+        assert call("DELETE", path)[0] == 200
+
+
 def test_a_limit_of_message_size_of_0_is_none(call):
     """As Java's administration client updates topics."""
     assert (

@@ -3,10 +3,10 @@
 A transfer queue does the same, but each of its messages names its own destination (`transfer_queue`).
 
 The queue itself is the outbox: messages come in as usual, and the available ones are taken out in the order of their
-sequence numbers. Messages for an entity of this partition are moved within the turn. To another partition, each queue
-has one command under way at a time, and further messages gather meanwhile. The messages of a command are deleted when
-the answer says that they were taken over. `outbox` lists the states when no answer comes; `destination` is the other
-side.
+sequence numbers, which is that of each session, too. Messages for an entity of this partition are moved within the
+turn. To another partition, each queue has one command under way at a time, and further messages gather meanwhile. The
+messages of a command are deleted when the answer says that they were taken over. `outbox` lists the states when no
+answer comes; `destination` is the other side.
 
 A message that is refused for good goes to the transfer dead-letter queue of its entity, or to its dead-letter queue
 (`_part_for_failures`). If a retry can help, or no
@@ -84,9 +84,18 @@ def begin(core: Core, queue: Queue) -> None:
     """The queue forwards from now on. Its receivers are closed and its locks have ended before."""
     if queue.outbox is None:
         queue.outbox = Outbox(queue.window)
+    if queue.sessions is not None:  # it has not used its window: messages were in those of sessions
+        queue.window.reset(queue.locks.numbers())
     queue.window.active = True
     overtake(core, queue)
     core.turn.wake(queue)
+
+
+def end(queue: Queue) -> None:
+    """The queue does not forward any more. What is on its way may still come back."""
+    if queue.sessions is not None:
+        queue.window.active = False
+        queue.window.reset(set())
 
 
 def begin_again(core: Core, queue_id: int, recorded: int | list[int]) -> None:
@@ -140,7 +149,7 @@ def _step(core: Core, queue: Queue, now_ms: int, commands: list[Forward]) -> int
     name = queue.forward_to
     if not name:
         _bind(core, queue, None)
-        queue.window.active = bool(queue.receivers)
+        queue.window.active = bool(queue.receivers) and queue.sessions is None
         return 0
     if not queue.terms.can_receive or not queue.ready():
         return 0
@@ -253,6 +262,7 @@ def _take(core: Core, queue: Queue, now_ms: int) -> tuple[list[Travelling], int,
                 _give_up(core, queue, held, HOPS_EXCEEDED, HOPS_TEXT)
                 continue
             overlay = {Field.ENQUEUE_SEQUENCE_NUMBER: number, **overlay, Field.HOPS: hops}
+            overlay.pop(Field.SESSION, None)  # the destination may have no sessions, and finds it out if it has
         if without_expiry and (overlay_expires_ms(overlay) or message_expires_ms(record)) != NEVER:
             overlay[Field.EXPIRES_MS] = NEVER
         travelling.append(Travelling(held, record, overlay))

@@ -69,6 +69,8 @@ def pump(core: Core, now_ms: int) -> tuple[Deliveries, Drained, list[Hashable]]:
             core.turn.awake[queue.id] = queue
             continue
         if queue.sessions is not None:
+            if queue.is_held_back:
+                continue  # the answer of the other partition wakes it
             used_bytes, cut = hand_out_sessions(core, queue, queue.sessions, now_ms, budget_bytes, deliveries, drained)
         elif queue.selections:
             used_bytes, cut = _hand_out_to_all(core, queue, now_ms, budget_bytes, deliveries, drained, available)

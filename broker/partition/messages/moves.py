@@ -105,7 +105,7 @@ def put_back(core: Core, queue: Queue, held: Held, now_ms: int) -> None:
         queue.expiry_paused = True
     if queue.sessions is not None:
         queue.sessions.put_back(ref, queue.locks)
-    else:
+    if queue.sessions is None or queue.window.active:  # one that forwards takes messages out of its window
         window = queue.window
         window.put_back(ref)
         if len(window.returned) > core.settings.window:

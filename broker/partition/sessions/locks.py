@@ -89,7 +89,14 @@ def _successor(core: Core, ending: EndingSession) -> Receiver | None:
 def _lock(core: Core, queue: Queue, sessions: Sessions, session_id: str, receiver: Receiver, now_ms: int) -> None:
     """Give `receiver` the session of this name, which has no lock."""
     sessions.offered.discard(session_id)
-    _give(core, queue, Session(queue.id, session_id, receiver, now_ms + queue.terms.lock_duration_ms), receiver)
+    _give(core, queue, _new(queue, session_id, receiver, now_ms + queue.terms.lock_duration_ms), receiver)
+
+
+def _new(queue: Queue, session_id: str, receiver: Receiver, until_ms: int) -> Session:
+    session = Session(queue.id, session_id, receiver, until_ms)
+    # Since the queue forwarded, some may be on their way: they go, or are put back.
+    session.window.skip = set(queue.locks.forwarded)
+    return session
 
 
 def _give(core: Core, queue: Queue, session: Session, receiver: Receiver) -> None:
@@ -130,7 +137,7 @@ def _offer(core: Core, queue: Queue, sessions: Sessions, now_ms: int) -> bool:
             _put_back(core, queue, sessions, session_id, now_ms)
             continue
         receiver = next(iter(sessions.waiting.values()))
-        session = Session(queue.id, session_id, receiver, until_ms)
+        session = _new(queue, session_id, receiver, until_ms)
         while steps > 0 and (refs := next_of_session(core, queue, session, 1, 1)):
             steps -= 1
             core.turn.work += 1

@@ -155,7 +155,8 @@ class Queue:
         """
         if self.sessions is not None:
             self.sessions.forget(messages)
-            return
+            if not self.window.active:
+                return
         numbers = [number for number, _ in messages]
         self.window.remove(numbers)
         if self.transfers is not None:
