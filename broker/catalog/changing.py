@@ -155,7 +155,10 @@ class Changing:
         changed = differences(stored, wanted)
         for name in stored.immutable:
             if name in changed:
-                raise InvalidArgument(f"{stored.kind} '{stored.path}': {immutable(name, stored, wanted)}.")
+                raise InvalidArgument(
+                    f"The value for the {name} property of an existing {stored.kind.capitalize()} cannot be changed. "
+                    f"{stored.kind} '{stored.path}': {immutable(name, stored, wanted)}."
+                )
         self._check_destinations(wanted)
         if "lock_duration_ms" in changed:
             self._check_lock(wanted)

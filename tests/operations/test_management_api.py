@@ -96,6 +96,7 @@ def test_a_queue_is_created_read_changed_and_deleted(call):
     assert call("PUT", "/orders", changed, If_Match='"1"')[0] == 412
     status, text = call("PUT", "/orders", entry("Queue", "<RequiresSession>true</RequiresSession>"), If_Match="*")
     assert (status, "RequiresSession is false since its creation" in text) == (400, True)
+    assert "The value for the RequiresSession property of an existing Queue cannot be changed" in text
     assert call("DELETE", "/orders")[0] == 200
     assert call("GET", "/orders")[0] == call("DELETE", "/orders")[0] == 404
     assert call("PUT", "/orders", changed, If_Match="*")[0] == 404
