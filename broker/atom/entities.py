@@ -32,10 +32,10 @@ from broker.namespace.durations import format_duration
 from broker.namespace.entities import (
     DESCRIPTIONS,
     MINUTE_MS,
+    SCHEMES,
     AuthorizationRule,
     Description,
     Right,
-    Scheme,
     Status,
     SubscriptionDescription,
 )
@@ -90,15 +90,15 @@ class _Property(NamedTuple):
 def _read_path(text: str) -> str:
     """The path of an entity that is given as a name or as a URL; its host does not matter."""
     scheme, separator, rest = text.partition("://")
-    if separator and scheme.lower() in list(Scheme):
+    if separator and scheme.lower() in SCHEMES:
         text = unquote(rest.partition("/")[2])
     return text.strip("/")
 
 
-def _scheme_of(text: str) -> Scheme:
+def _scheme_of(text: str) -> str:
     """That of the URL in which an entity is given."""
     scheme, separator, _ = text.partition("://")
-    return Scheme(scheme.lower()) if separator and scheme.lower() in list(Scheme) else Scheme.SB
+    return scheme.lower() if separator and scheme.lower() in SCHEMES else SCHEMES[0]
 
 
 def _read_optional_duration(text: str) -> int | None:
@@ -216,7 +216,7 @@ def _write_forwarding(name: str) -> Callable[[Shown, str], str]:
 
     def write(shown: Shown, host: str) -> str:
         path = getattr(shown.description, field)
-        scheme = getattr(shown.description, f"{field}_scheme", Scheme.SB)
+        scheme = getattr(shown.description, f"{field}_scheme")
         return xml.element(name, f"{scheme}://{host}/{path}") if path else ""
 
     return write

@@ -5,7 +5,7 @@ A subscription's rules are described in `broker.namespace.rule_descriptions`.
 """
 
 from enum import StrEnum
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
@@ -48,14 +48,10 @@ class Status(StrEnum):
     RECEIVE_DISABLED = "ReceiveDisabled"
 
 
-class Scheme(StrEnum):
-    """Of the URL in which a client names an entity. It says nothing about how messages get there."""
+Scheme = Literal["sb", "http", "https", "amqp", "amqps"]
+"""Of the URL in which a client names an entity. It says nothing about how messages get there."""
 
-    SB = "sb"
-    HTTP = "http"
-    HTTPS = "https"
-    AMQP = "amqp"
-    AMQPS = "amqps"
+SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
 
 
 class Right(StrEnum):
@@ -187,10 +183,10 @@ class _Received(_Description):
         None, description="Queue or topic that dead-lettered messages are moved on to."
     )
     forward_to_scheme: Scheme = Field(
-        Scheme.SB, description="Scheme of the URL that shows forward_to to administration clients; no other effect."
+        "sb", description="Scheme of the URL that shows forward_to to administration clients; no other effect."
     )
     forward_dead_lettered_messages_to_scheme: Scheme = Field(
-        Scheme.SB, description="As forward_to_scheme, for forward_dead_lettered_messages_to."
+        "sb", description="As forward_to_scheme, for forward_dead_lettered_messages_to."
     )
 
 

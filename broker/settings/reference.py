@@ -232,7 +232,7 @@ def _value(value: Any) -> str:
 def _allowed(field: FieldInfo, off: bool) -> str:
     kinds = get_args(field.annotation) or (field.annotation,)
     words = [f"`{member}`" for kind in kinds if isinstance(kind, type) and issubclass(kind, StrEnum) for member in kind]
-    words += [f"`{member}`" for member in kinds if isinstance(member, StrEnum)]
+    words += [f"`{member}`" for member in kinds if isinstance(member, str)]
     if bool in kinds:
         words = ["`true`", "`false`"]
     if allowed := limits(field):

@@ -18,7 +18,6 @@ from broker.namespace.entities import (
     Description,
     QueueDescription,
     Right,
-    Scheme,
     Status,
     SubscriptionDescription,
     TopicDescription,
@@ -123,8 +122,8 @@ def test_every_property_but_the_immutable_can_be_updated(stores):
         enable_batched_operations=False, max_size_mb=1, max_message_size_kb=1, auto_delete_on_idle_ms=300_000,
         forward_to="a", forward_dead_lettered_messages_to="b", status=Status.DISABLED, user_metadata="m",
         authorization_rules=(AuthorizationRule(key_name="k", primary_key="p", rights=frozenset()),),
-        enable_express=True, support_ordering=True, forward_to_scheme=Scheme.HTTP,
-        forward_dead_lettered_messages_to_scheme=Scheme.HTTPS,
+        enable_express=True, support_ordering=True, forward_to_scheme="http",
+        forward_dead_lettered_messages_to_scheme="https",
     )  # fmt: skip
     reconcile(stores, [queue(), queue("a"), queue("b")], T0)
     [update] = reconcile(stores, [other], T1).updated
@@ -682,7 +681,7 @@ def test_properties_that_came_later_are_stored_only_where_they_are_set(descripti
     assert later
     assert not set(later) & document.keys()
     assert Definition.from_document(document).description == description
-    for name, value in (("enable_express", True), ("support_ordering", False), ("forward_to_scheme", Scheme.HTTPS)):
+    for name, value in (("enable_express", True), ("support_ordering", False), ("forward_to_scheme", "https")):
         if name in later:
             changed = Definition(1, description.model_copy(update={name: value}), T0, T0, (0,))
             assert changed.document().keys() - document.keys() == {name}
