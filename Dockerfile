@@ -3,7 +3,8 @@
 #   docker build -t peeklock .
 #   docker run --read-only -v peeklock:/var/lib/peeklock -p 127.0.0.1:5672:5672 -p 127.0.0.1:5300:5300 peeklock
 #
-# It has a queue, orders (deploy/container.toml). The connection string is in the output of the first start.
+# It has a queue, orders (deploy/container.toml). The connection string is in the output of the first start. With
+# -e ACCEPT_EULA=Y it is the Service Bus emulator, with the emulator's entities and key (docs/emulator.md).
 # deploy/compose.yaml has a whole set-up.
 
 FROM python:3.11-slim AS build
@@ -35,12 +36,16 @@ RUN groupadd --gid 10001 peeklock && \
 COPY --from=build /opt/peeklock /opt/peeklock
 COPY deploy/healthcheck /opt/peeklock/healthcheck
 COPY deploy/container.toml /etc/peeklock/peeklock.toml
+# What the broker compares that file with, and takes in place of it where it stands in for the Service Bus emulator.
+COPY deploy/container.toml /opt/peeklock/image/peeklock.toml
+COPY deploy/emulator.json /opt/peeklock/image/Config.json
 
 ENV PATH=/opt/peeklock/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     PEEKLOCK_DATA_DIR=/var/lib/peeklock \
     PEEKLOCK_CONFIG=/ServiceBus_Emulator/ConfigFiles/Config.json:/etc/peeklock/peeklock.toml \
+    PEEKLOCK_IMAGE=/opt/peeklock/image \
     PEEKLOCK_AMQP__HOST=0.0.0.0 \
     PEEKLOCK_HTTP__HOST=0.0.0.0 \
     PEEKLOCK_OPS__HOST=0.0.0.0 \

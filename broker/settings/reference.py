@@ -82,7 +82,7 @@ it may hold `//` comments and trailing commas. It declares one namespace with it
 `emulator`, so that the well-known key is the broker's (`--no-emulator` says otherwise). Other settings come from flags
 and environment, `http.port` also from `EMULATOR_HTTP_PORT`. `Logging` has no effect. Unknown keys are ignored, and a
 warning names them; one that may hold entities or rules, because its value is an array of objects, is refused. See
-[In place of the emulator](emulator.md).
+[In place of the emulator](emulator.md), also for the image without such a file.
 Durations are ISO 8601 (`PT1M`, `P7D`, `PT0.5S`). An absent or empty property has the emulator's default, which is not
 always the default above:
 

@@ -21,9 +21,10 @@ from broker.namespace.entities import Frozen
 from broker.namespace.rule_descriptions import FILTER_KINDS
 from broker.settings.config import ConfigurationError, Origin, Place, Problem, Refusal, Settings
 from broker.settings.emulator_config import is_emulator_config, parse, read_emulator_config, without_comments
+from broker.settings.emulators_place import CONFIG_FILE, image_of_emulator, reason_against
 from broker.settings.rule_expressions import wrong_expressions
 from broker.settings.secrets import masked
-from broker.settings.variables import CONFIG_VARIABLE, PURE_VARIABLE, VARIABLE_PREFIX, config_file
+from broker.settings.variables import CONFIG_VARIABLE, IMAGE_VARIABLE, PURE_VARIABLE, VARIABLE_PREFIX, config_file
 
 # For the commands that are clients; no settings.
 CLIENT_VARIABLES = (
@@ -98,6 +99,7 @@ class Loaded(NamedTuple):
     settings: Settings
     origins: dict[Place, Origin]  # of all settings that are not defaults
     ignored: tuple[Problem, ...] = ()  # what the file has, and nothing reads
+    not_emulator: str | None = None  # why the image is not the emulator, although its licence is accepted
 
     def spelled(self, refusal: Refusal | str) -> str:
         """What is wrong with a declared entity, where a file has it if that has other names than we."""
@@ -133,15 +135,25 @@ def load(
 
     Raises ConfigurationError with everything that is wrong.
     """
-    sources = _Sources()
-    environment = environment or {}
+    environment, flags = environment or {}, flags or {}
+    is_named = config is not None
     if config is None and environment.get(CONFIG_VARIABLE):
         config = Path(config_file(environment[CONFIG_VARIABLE]))
+    not_emulator = None
+    if config is not None and (image := image_of_emulator(environment)) is not None:
+        given = _Sources()
+        given.read_environment(environment)
+        given.read_flags(flags, known_flags)
+        not_emulator = reason_against(image, config, given.values, is_named=is_named)
+        if not_emulator is None:
+            config = image / CONFIG_FILE
+    sources = _Sources()
     if config is not None:
         sources.read_file(config)
     sources.read_environment(environment)
-    sources.read_flags(flags or {}, known_flags)
-    return sources.settings()
+    sources.read_flags(flags, known_flags)
+    loaded = sources.settings()
+    return loaded if loaded.settings.emulator else loaded._replace(not_emulator=not_emulator)
 
 
 def leaves() -> dict[Place, FieldInfo]:
@@ -199,7 +211,7 @@ class _Sources:
     """The settings read so far; what is read later replaces what was read earlier."""
 
     def __init__(self) -> None:
-        self._values: dict[str, Any] = {}
+        self.values: dict[str, Any] = {}
         self._origins: dict[Place, Origin] = {}
         self._problems: list[Problem] = []
         self._ignored: list[Problem] = []
@@ -248,10 +260,10 @@ class _Sources:
         self._is_emulators = True
         reading = read_emulator_config(document)
         for name, value in reading.settings.items():
-            self._values[name] = value
+            self.values[name] = value
         if not _is_text(document):
             self._problems.append(Problem(str(path), _NO_TEXT))
-            self._values.clear()
+            self.values.clear()
         for place, origin in reading.origins.items():
             self._origins[place] = Origin(f"{path}: {origin.spelling}", origin.value)
         self._problems += [Problem(f"{path}: {problem.spelling}", problem.text) for problem in reading.problems]
@@ -275,7 +287,7 @@ class _Sources:
         for name, text in sorted(environment.items()):
             if not name.startswith(VARIABLE_PREFIX) or text == "":
                 continue
-            if name in (CONFIG_VARIABLE, PURE_VARIABLE, *CLIENT_VARIABLES):
+            if name in (CONFIG_VARIABLE, IMAGE_VARIABLE, PURE_VARIABLE, *CLIENT_VARIABLES):
                 continue
             if place := by_variable.get(name):
                 self._set_text(place, text, name)
@@ -310,16 +322,16 @@ class _Sources:
             return
         self._origins[place] = origin
         if len(place) == 1:
-            self._values[str(place[0])] = value
+            self.values[str(place[0])] = value
             return
-        section = self._values.setdefault(str(place[0]), {})
+        section = self.values.setdefault(str(place[0]), {})
         if isinstance(section, dict):  # else the file has a plain value in place of a section, which is reported later
             section[str(place[1])] = value
 
     def settings(self) -> Loaded:
         try:
             # Strict JSON: a boolean is no number, and text is no boolean.
-            settings = Settings.model_validate_json(json.dumps(self._values, default=_nothing_we_take), strict=True)
+            settings = Settings.model_validate_json(json.dumps(self.values, default=_nothing_we_take), strict=True)
         except ValidationError as error:
             told = {spelling for spelling, _ in self._problems}
             for details in error.errors(include_url=False):

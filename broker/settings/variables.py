@@ -4,6 +4,7 @@ import os
 
 VARIABLE_PREFIX = "PEEKLOCK_"  # of all settings in the environment
 CONFIG_VARIABLE = "PEEKLOCK_CONFIG"
+IMAGE_VARIABLE = "PEEKLOCK_IMAGE"  # no setting: see `broker.settings.emulators_place`
 PURE_VARIABLE = "PEEKLOCK_PURE"  # no setting: see `protocol.engine.native`
 
 
