@@ -9,7 +9,6 @@ import asyncio
 import signal
 import ssl
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,18 +19,18 @@ from broker.gateway.running import keep_beating, serve_beside
 from broker.keys import ROOT_KEY_NAME, SECURITY_FILE, connection_string, read_security
 from broker.logging import get_logger
 from broker.metrics import process_usage
+from broker.pairing.namespaces import Namespace
 from broker.pairing.options import InvalidPairing
-from broker.pairing.pairing import Namespace
+from broker.pairing.syphon.beside import Beside
 from broker.pairing.syphon.counters import Counters
 from broker.pairing.syphon.options import SyphonOptions
-from broker.pairing.syphon.service import Service, snapshot
+from broker.pairing.syphon.service import snapshot
 from broker.ports_file import Ports, running_ports
 from broker.settings.config import ConfigurationError, Settings
 
 log = get_logger("syphon")
 
 LOOK_SECONDS: Final = 0.1  # between two looks whether the broker serves
-RETRY_SECONDS: Final = 30.0  # after a pairing that cannot work: somebody must change something
 
 
 class InnerSyphon:
@@ -45,7 +44,6 @@ class InnerSyphon:
         self._beat = beat
         self._is_stopping = False
         self._woken = asyncio.Event()  # this process is to end, or keys have changed
-        self._problem = ""
         syphon = self._settings.syphon
         assert syphon.primary is not None
         try:
@@ -55,15 +53,15 @@ class InnerSyphon:
             raise ConfigurationError(f"syphon: {error}") from error
         http = None if syphon.primary_http is None else parse_http_address(syphon.primary_http)
         self._primary = Namespace(syphon.primary, http=http, trust=trust)
-        self._service: Service | None = None
+        self._syphon: Beside | None = None
 
     # -- what is reported
 
     def problem(self) -> str:
-        return self._problem or (self._service is not None and self._service.unready()) or ""
+        return "" if self._syphon is None else self._syphon.problem()
 
     def snapshot(self) -> dict[str, Any]:
-        own = snapshot(Counters(), is_primary_up=False) if self._service is None else self._service.snapshot()
+        own = snapshot(Counters(), is_primary_up=False) if self._syphon is None else self._syphon.snapshot()
         return {**own, "restarts": self._restarts, **process_usage()}
 
     def accept_failed(self, error: OSError) -> None:
@@ -105,24 +103,14 @@ class InnerSyphon:
 
     async def _drain(self, secondary: Namespace) -> None:
         """Drain the backlog until this process is to end, or keys have changed."""
-        self._service = Service(self._primary, secondary, self._settings.syphon.primary_name, self._options)
-        tasks = [asyncio.create_task(each) for each in (self._service.run(), self._woken.wait())]
-        telling = asyncio.create_task(self._service.keep_telling())
+        self._syphon = Beside(self._primary, secondary, self._settings.syphon.primary_name, self._options)
+        draining = asyncio.create_task(self._syphon.run())
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            self._service.stop()
-            await tasks[0]
-            self._problem = ""
-        except InvalidPairing as error:
-            if str(error) != self._problem:
-                log.error("the backlog cannot be drained", reason=str(error), retry_in_seconds=RETRY_SECONDS)
-            self._problem = str(error)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(RETRY_SECONDS):
-                    await self._woken.wait()
+            await self._woken.wait()
+            self._syphon.stop()
+            await draining
         finally:
-            for task in (*tasks, telling):
-                task.cancel()
+            draining.cancel()
 
     def _own(self, ports: Ports) -> Namespace:
         """The namespace of this broker."""

@@ -18,7 +18,7 @@ class PairingOptions:
     `failover_interval_ms`: how long an entity may fail before its messages go to the backlog; 0 is at the first
     failure that counts. `ping_interval_ms`: how often it is asked then whether it is back. `attempt_timeout_ms`: how
     long an answer may take until that counts as a failure. `busy_wait_ms`: how long a sender waits that was told that
-    the service is busy.
+    the service is busy. `runs_syphon`: whether this process also brings the backlog to the primary.
     """
 
     backlog_queue_count: int = 10
@@ -26,6 +26,7 @@ class PairingOptions:
     ping_interval_ms: int = 60 * SECOND_MS
     attempt_timeout_ms: int = 10 * SECOND_MS
     busy_wait_ms: int = 10 * SECOND_MS
+    runs_syphon: bool = False
 
     def __post_init__(self) -> None:
         _require("backlog_queue_count", self.backlog_queue_count, 1, MAX_BACKLOG_QUEUES)

@@ -4,71 +4,55 @@
         sender = pairing.sender("orders")
         await sender.send(Message.of(b"hello", message_id="1").encode())
 
-Messages in the backlog reach the primary by a syphon, which runs elsewhere.
+Messages in the backlog reach the primary by a syphon. It runs elsewhere, or here with the option `runs_syphon`.
 """
 
 import asyncio
 import random
-import ssl
-from collections.abc import Iterable
 from typing import Self
 
-from broker.administration.address import Address, usual_address
-from broker.administration.client import ANSWER_SECONDS, HttpClient
 from broker.logging import get_logger
 from broker.pairing.availability import Availability
-from broker.pairing.backlog import Rotation, check_name, namespace_name
+from broker.pairing.backlog import Rotation, backlog_queues
 from broker.pairing.counters import Counters
 from broker.pairing.endpoint import Endpoint
 from broker.pairing.health import State
-from broker.pairing.options import InvalidPairing, PairingOptions
+from broker.pairing.namespaces import PRIMARY_SECONDS, Namespace, name_of
+from broker.pairing.options import PairingOptions
 from broker.pairing.pings import ping
 from broker.pairing.provisioning import check_they_differ, create_missing
 from broker.pairing.sending import PairedSender, Parts
-from protocol.client.connection_string import ConnectionString
+from broker.pairing.syphon.beside import Beside
+from broker.pairing.syphon.options import SyphonOptions
+
+__all__ = ["Namespace", "Pairing"]
 
 log = get_logger("pairing")
 
-# For each answer of the primary's management API, which is only asked what it is: a frozen one accepts connections.
-PRIMARY_SECONDS = 5.0
 CLOSE_SECONDS = 5.0  # the other side of a pairing must be closed within this time (PN10)
 
 
-class Namespace:
-    """Where a namespace is: AMQP by its connection string, and the management API.
+class Pairing:
+    """A pairing of two namespaces, with its senders; made by `open`. `name` is the primary's in paths of queues.
 
-    `http` is by default the usual address of the host. `trust` are the authorities for TLS, by default the system's.
+    `syphon` is that of this process, None if it runs none.
     """
 
-    def __init__(
-        self, connection_string: str, *, http: Address | None = None, trust: ssl.SSLContext | None = None
-    ) -> None:
-        self.target = ConnectionString.parse(connection_string)
-        self.http = http or usual_address(self.target.host, self.target.tls)
-        self.trust = trust
-
-    def management(self, answer_seconds: float = ANSWER_SECONDS) -> HttpClient:
-        trust = self.trust or ssl.create_default_context()
-        return HttpClient(self.http, self.target.credentials, trust, answer_seconds)
-
-    def endpoint(self, name: str) -> Endpoint:
-        return Endpoint(name, self.target, self.trust)
-
-
-class Pairing:
-    """A pairing of two namespaces, with its senders; made by `open`."""
-
-    def __init__(self, primary: Endpoint, secondary: Endpoint, queues: Iterable[str], options: PairingOptions) -> None:
+    def __init__(self, primary: Namespace, secondary: Namespace, name: str, options: PairingOptions) -> None:
         self.options = options
-        self.primary = primary
-        self.secondary = secondary
-        self.queues = list(queues)
+        self.primary = primary.endpoint("primary")
+        self.secondary = secondary.endpoint("secondary")
+        self.queues = backlog_queues(name, options.backlog_queue_count)
         self.counters = Counters()
         self.availability = Availability(options, self._ping, self.counters)
         self.rotation = Rotation(self.queues, options.ping_interval_ms, random.choice)
-        self._parts = Parts(primary, secondary, self.availability, self.rotation, options, self.counters)
-        self._watching = [asyncio.create_task(self._watch(primary, secondary))]
-        self._watching.append(asyncio.create_task(self._watch(secondary, primary)))
+        ends = (self.primary, self.secondary)
+        self._parts = Parts(*ends, self.availability, self.rotation, options, self.counters)
+        self._watching = [asyncio.create_task(self._watch(*each)) for each in (ends, ends[::-1])]
+        self.syphon: Beside | None = None
+        if options.runs_syphon:
+            self.syphon = Beside(primary, secondary, name, SyphonOptions(options.backlog_queue_count))
+        self._draining: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(
@@ -82,14 +66,16 @@ class Pairing:
         """Pair them, and create the backlog queues that are missing, which needs Manage on the secondary.
 
         The primary may be away. `primary_name` is for the paths of the queues; by default the first part of its host.
-        Raises InvalidPairing.
+        The syphon begins, if this process runs one. Raises InvalidPairing.
         """
         options = options or PairingOptions()
         name = name_of(primary, secondary, primary_name)
         async with primary.management(PRIMARY_SECONDS) as one, secondary.management() as other:
-            queues = await create_missing(other, name, options.backlog_queue_count)
+            await create_missing(other, name, options.backlog_queue_count)
             await check_they_differ(one, other)
-        return cls(primary.endpoint("primary"), secondary.endpoint("secondary"), queues, options)
+        pairing = cls(primary, secondary, name, options)
+        pairing.begin_syphon()
+        return pairing
 
     async def __aenter__(self) -> Self:
         return self
@@ -109,12 +95,27 @@ class Pairing:
         """End the failover of an entity by hand: the next send goes to the primary."""
         self.availability.mark_healthy(path)
 
+    def begin_syphon(self) -> None:
+        """Bring the backlog to the primary from now on, if this process runs a syphon (PN2)."""
+        if self.syphon is not None:
+            self._draining = asyncio.create_task(self.syphon.run())
+
     async def close(self) -> None:
-        """Clear the pairing: no pings, no failovers, and both connections closed."""
+        """Clear the pairing: no pings, no failovers, no syphon, and both connections closed."""
         for task in self._watching:
             task.cancel()
         self.availability.close()
-        await asyncio.gather(self.primary.close(), self.secondary.close())
+        await asyncio.gather(self.primary.close(), self.secondary.close(), self._end_syphon())
+
+    async def _end_syphon(self) -> None:
+        """Let it give back what it has, which takes seconds at most."""
+        if self.syphon is None or self._draining is None:
+            return
+        self.syphon.stop()
+        try:
+            await asyncio.wait([self._draining])
+        finally:
+            self._draining.cancel()
 
     async def _ping(self, path: str) -> None:
         """Send a ping on a new connection, which all use if it succeeds (PN8)."""
@@ -128,8 +129,13 @@ class Pairing:
         self.primary.adopt(connection)
 
     async def _watch(self, ended: Endpoint, other: Endpoint) -> None:
-        """When one side is closed or faults, the other must be closed soon; else it faults, too (PN10)."""
+        """When one side is closed or faults, the other must be closed soon; else it faults, too (PN10).
+
+        The pairing is over then, and so is its syphon.
+        """
         await ended.closed.wait()
+        if self.syphon is not None:
+            self.syphon.stop()
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await other.closed.wait()
@@ -137,11 +143,3 @@ class Pairing:
             text = f"the {ended.name} of the pairing has ended, and the {other.name} was not closed within 5 seconds"
             log.error("pairing faulted", reason=text)
             other.fault(text)
-
-
-def name_of(primary: Namespace, secondary: Namespace, primary_name: str | None) -> str:
-    """The primary's name in the paths of the backlog queues. Raises InvalidPairing, also if both are one address."""
-    name = check_name(primary_name or namespace_name(primary.target.host))
-    if (primary.target.host.lower(), primary.target.port) == (secondary.target.host.lower(), secondary.target.port):
-        raise InvalidPairing("the secondary is the primary: both connection strings have the same host and port")
-    return name

@@ -4,8 +4,8 @@ from ssl import SSLCertVerificationError
 from typing import Final
 
 from broker.administration.client import Unreachable, Untrusted
+from broker.pairing.namespaces import Namespace
 from broker.pairing.options import InvalidPairing
-from broker.pairing.pairing import Namespace
 from protocol.client.connection import Connection, connect_to
 from protocol.client.errors import AuthenticationFailed, ClientError
 

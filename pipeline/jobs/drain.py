@@ -25,8 +25,8 @@ from broker.administration.address import Address, parse_http_address
 from broker.logging import configure_logging
 from broker.pairing.aliases import PATH, SESSION_ID
 from broker.pairing.backlog import backlog_queues
+from broker.pairing.namespaces import Namespace, name_of
 from broker.pairing.options import MAX_BACKLOG_QUEUES, InvalidPairing
-from broker.pairing.pairing import Namespace, name_of
 from broker.pairing.syphon.checks import Found, check
 from broker.pairing.syphon.options import SyphonOptions
 from broker.settings.config import Log, LogLevel

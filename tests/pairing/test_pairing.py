@@ -1,6 +1,7 @@
 """A pairing of two real brokers: failover, the backlog, pings, and the way back."""
 
 import asyncio
+import dataclasses
 import time
 
 import pytest
@@ -234,3 +235,58 @@ async def test_pings_are_one_for_each_interval_and_entity(secondary):
         intervals = (time.monotonic() - began) / 0.5
         assert pairing.counters.pings <= 2 * int(intervals + 1)
         await until(lambda: pairing.counters.pings >= 4)
+
+
+DRAINING = dataclasses.replace(FAST, runs_syphon=True)
+
+
+async def test_a_process_runs_no_syphon_unless_it_is_told_to(primary, secondary):
+    async with await Pairing.open(namespace(primary), namespace(secondary), FAST, primary_name="without") as pairing:
+        assert pairing.syphon is None
+
+
+async def test_a_process_that_runs_the_syphon_brings_what_it_sent_to_the_backlog(tmp_path, secondary):
+    away = Broker(tmp_path, QUEUES)
+    ends = namespace(away), namespace(secondary)
+    async with await Pairing.open(*ends, DRAINING, primary_name="own-syphon") as pairing:
+        assert pairing.syphon is not None
+        sender = pairing.sender("orders")
+        for number in range(5):
+            await sender.send(message(b"%d" % number, message_id=str(number)))
+        assert pairing.counters.sent_to_backlog == 5
+        await asyncio.to_thread(away.start)
+        try:
+            await until(lambda: pairing.syphon.snapshot()["completed"] == 5)
+            assert pairing.syphon.problem() == ""
+            assert sorted(await contents(away, "orders")) == [b"0", b"1", b"2", b"3", b"4"]
+            before = asyncio.get_running_loop().time()
+            await pairing.close()
+            assert asyncio.get_running_loop().time() - before < SOON_S
+            # Its leases are free, and another process takes them at once.
+            async with await Pairing.open(*ends, DRAINING, primary_name="own-syphon") as other:
+                await until(lambda: all(q["is_leased"] for q in other.syphon.snapshot()["queues"].values()))
+        finally:
+            await asyncio.to_thread(away.kill)
+
+
+async def test_the_syphon_of_a_pairing_ends_with_it_when_a_side_faults(primary, secondary, monkeypatch):
+    monkeypatch.setattr("broker.pairing.pairing.CLOSE_SECONDS", 0.2)
+    ends = namespace(primary), namespace(secondary)
+    async with await Pairing.open(*ends, DRAINING, primary_name="faulting") as pairing:
+        await until(lambda: pairing.syphon.problem() == "")
+        await pairing.primary.close()
+        await until(lambda: pairing._draining.done())
+
+
+async def test_a_syphon_that_may_not_listen_keeps_nobody_from_sending(tmp_path, primary):
+    rule = '[[security.authorization_rules]]\nkey_name = "s"\nprimary_key = "s"\nrights = ["Send"]\n'
+    with Broker(tmp_path, f'[security]\nroot_key = "{KEY}"\n{rule}', arguments=()) as strict:
+        made = await Pairing.open(namespace(primary), namespace(strict), FAST)
+        await made.close()
+        poor = namespace(strict, strict.connection_string_for("s", "s"))
+        pairing = Pairing(namespace(primary), poor, "localhost", DRAINING)
+        pairing.begin_syphon()
+        async with pairing:
+            await until(lambda: "no right to listen" in pairing.syphon.problem())
+            await pairing.sender("orders").send(message(b"goes"))
+            assert (await contents(primary, "orders"))[-1] == b"goes"

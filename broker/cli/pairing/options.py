@@ -9,7 +9,7 @@ from broker.pairing.options import MAX_BACKLOG_QUEUES
 from broker.settings.config import Log, LogLevel
 
 if TYPE_CHECKING:
-    from broker.pairing.pairing import Namespace
+    from broker.pairing.namespaces import Namespace
 
 PRIMARY_VARIABLE = "PEEKLOCK_PRIMARY"
 SECONDARY_VARIABLE = "PEEKLOCK_SECONDARY"
@@ -104,7 +104,7 @@ def namespaces(
         http_address(first, primary_http, "--primary-http"),
         http_address(second, secondary_http, "--secondary-http"),
     )
-    from broker.pairing.pairing import Namespace
+    from broker.pairing.namespaces import Namespace
 
     assert primary is not None
     assert secondary is not None

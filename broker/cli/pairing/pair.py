@@ -51,6 +51,9 @@ def pair(
         str,
         typer.Option("--attempt-timeout", metavar="TIME", help="How long the primary may leave a send unanswered."),
     ] = "10s",
+    syphon: Annotated[
+        bool, typer.Option("--syphon", help="Also bring the backlog to the primary, as `peeklock syphon` does.")
+    ] = False,
     tls_certificate: Annotated[
         Path | None,
         typer.Option(
@@ -79,7 +82,8 @@ def pair(
     """Be an AMQP endpoint beside an application: what it sends goes to a backlog while the primary is away.
 
     Clients connect here with the credentials that they have for the primary. Everything but sends is the primary's.
-    Needs Send on the primary and on the backlog queues, and Manage on the secondary if they are to be made.
+    Needs Send on the primary and on the backlog queues, with --syphon also Listen there, and Manage on the secondary
+    if they are to be made.
     """
     if context.invoked_subcommand is not None:
         return
@@ -88,8 +92,8 @@ def pair(
     if wrong := [each for each in names if not is_pattern(each)]:
         fail(f"--host-name: {wrong[0]!r} is no name of a host, nor one with *. before it", WRONG_USE)
     first, second = namespaces(primary, secondary, primary_http, secondary_http, ca)
+    from broker.pairing.namespaces import name_of
     from broker.pairing.options import InvalidPairing, PairingOptions
-    from broker.pairing.pairing import name_of
 
     try:
         options = PairingOptions(
@@ -97,6 +101,7 @@ def pair(
             failover_interval_ms=milliseconds("--failover-interval", failover_interval),
             ping_interval_ms=milliseconds("--ping-interval", ping_interval),
             attempt_timeout_ms=milliseconds("--attempt-timeout", attempt_timeout),
+            runs_syphon=syphon,
         )
         name = name_of(first, second, primary_name)
     except InvalidPairing as error:

@@ -58,6 +58,9 @@ def _load(tls: "ServerTls") -> None:
 
 
 def _families(sidecar: Sidecar) -> "Families":
-    from broker.sidecar_exposition import families
+    from broker import sidecar_exposition, syphon_exposition
 
-    return families(sidecar.snapshot())
+    snapshot = sidecar.snapshot()
+    yield from sidecar_exposition.families(snapshot)
+    if snapshot["syphon"] is not None:
+        yield from syphon_exposition.families(snapshot["syphon"])

@@ -53,8 +53,8 @@ def syphon(
     Several may run: each backlog queue is drained by one of them. It waits for a primary that is away, and for a
     secondary, unless --once is given.
     """
+    from broker.pairing.namespaces import name_of
     from broker.pairing.options import InvalidPairing
-    from broker.pairing.pairing import name_of
     from broker.pairing.syphon.options import SyphonOptions
 
     first, second = namespaces(primary, secondary, primary_http, secondary_http, ca)

@@ -5,8 +5,8 @@ from typing import Final
 from broker.administration.client import HttpError
 from broker.logging import get_logger
 from broker.pairing.backlog import backlog_queues
+from broker.pairing.namespaces import PRIMARY_SECONDS, Namespace
 from broker.pairing.options import InvalidPairing
-from broker.pairing.pairing import PRIMARY_SECONDS, Namespace
 from broker.pairing.provisioning import check_they_differ, create_missing
 from broker.pairing.reaching import SecondaryAway, connect_secondary, is_away
 from protocol import conditions

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from broker.listening import Listener, listen
 from broker.logging import get_logger
-from broker.pairing.backlog import backlog_queues
 from broker.pairing.health import State
+from broker.pairing.namespaces import Namespace, name_of
 from broker.pairing.options import InvalidPairing, PairingOptions
-from broker.pairing.pairing import Namespace, Pairing, name_of
+from broker.pairing.pairing import Pairing
 from broker.pairing.reaching import SecondaryAway, reason_primary_is_away
 from broker.pairing.sidecar.checks import prepare_backlog
 from broker.pairing.sidecar.connection import Client
@@ -68,9 +68,7 @@ class Sidecar:
         self.primary = setup.primary.target
         self.primary_tls = (setup.primary.trust or ssl.create_default_context()) if self.primary.tls else None
         self.primary_name = name_of(setup.primary, setup.secondary, setup.primary_name)
-        queues = backlog_queues(self.primary_name, setup.options.backlog_queue_count)
-        primary, secondary = setup.primary.endpoint("primary"), setup.secondary.endpoint("secondary")
-        self.pairing = Pairing(primary, secondary, queues, setup.options)
+        self.pairing = Pairing(setup.primary, setup.secondary, self.primary_name, setup.options)
         self.trust = Trust(self.primary, self._is_host)
         self.unfinished = Pool(self.limits.all_unfinished_bytes)
         self.is_away = False
@@ -114,6 +112,7 @@ class Sidecar:
             self.primary_failed(reason)
         sockets = await listen(self._setup.host, self._setup.port, backlog=BACKLOG)
         self._listener = Listener(self, sockets, self._setup.tls)
+        self.pairing.begin_syphon()
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Serve until `stopping` is set; then end the connections."""
@@ -263,11 +262,15 @@ class Sidecar:
         return None
 
     def snapshot(self) -> dict[str, Any]:
-        """What `broker.sidecar_exposition` shows, as plain values."""
+        """What `broker.sidecar_exposition` shows, as plain values.
+
+        `syphon` is for `broker.syphon_exposition`: None if this process runs none.
+        """
         availability = self.pairing.availability
         pulled = set(self.pairing.rotation.pulled(availability.now_ms()))
         return {
             "counters": self.pairing.counters,
+            "syphon": None if self.pairing.syphon is None else self.pairing.syphon.snapshot(),
             "connections": len(self._clients),
             "answered_here": sum(client.is_answered_here for client in self._clients),
             "connections_opened": self._opened,

@@ -14,8 +14,8 @@ from broker.atom.client_documents import text_of
 from broker.atom.values import UNLIMITED_MS, read_boolean, read_duration_ms, read_number
 from broker.logging import get_logger
 from broker.pairing.backlog import backlog_queues, lease_queue
+from broker.pairing.namespaces import PRIMARY_SECONDS, Namespace, name_of
 from broker.pairing.options import InvalidPairing
-from broker.pairing.pairing import PRIMARY_SECONDS, Namespace, name_of
 from broker.pairing.provisioning import check_they_differ, create_lease_queue, create_missing
 from broker.pairing.reaching import SecondaryAway, connect_secondary, is_away, reason_primary_is_away
 from broker.pairing.syphon.options import SyphonOptions

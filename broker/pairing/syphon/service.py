@@ -8,7 +8,7 @@ import asyncio
 from typing import Any, Final
 
 from broker.logging import get_logger
-from broker.pairing.pairing import Namespace
+from broker.pairing.namespaces import Namespace
 from broker.pairing.reaching import SecondaryAway
 from broker.pairing.syphon.checks import Found, check
 from broker.pairing.syphon.counters import Counters

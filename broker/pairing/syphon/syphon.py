@@ -11,7 +11,7 @@ import random
 from typing import Final
 
 from broker.logging import get_logger
-from broker.pairing.pairing import Namespace
+from broker.pairing.namespaces import Namespace
 from broker.pairing.syphon.backlog_link import BacklogLink
 from broker.pairing.syphon.budget import Limits
 from broker.pairing.syphon.checks import Found

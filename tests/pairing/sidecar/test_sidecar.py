@@ -10,11 +10,11 @@ from protocol.client.connection import connect_to
 from protocol.client.errors import ClientError, LinkDetached, RequestFailed
 from protocol.client.messages import Message
 from protocol.message.batches import pack_batch
-from tests.brokers import Broker
+from tests.brokers import KEY, Broker
 from tests.pairing.again import Again
 from tests.pairing.conftest import QUEUES, contents, set_status, taken
 from tests.pairing.sidecar.conftest import PATIENT, Pair, message, until_it_holds
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, eventually, until
 
 SOON_S = 5.0  # what lasts half a second here, on a busy machine; by default it would last ten
 
@@ -208,3 +208,45 @@ async def test_without_both_namespaces_a_sender_is_told_so_and_nothing_is_accept
             with pytest.raises((ClientError, TimeoutError)):
                 async with asyncio.timeout(2):
                     await sender.send(message(b"x"))
+
+
+async def test_with_a_syphon_of_its_own_it_brings_back_what_it_sent_to_the_backlog(tmp_path, secondary):
+    away = Broker(tmp_path / "primary", QUEUES)
+    with Pair(tmp_path, away, secondary, "syphoning", "--syphon") as pair:
+        async with await connect_to(pair.connection_string()) as connection:
+            sender = await connection.sender("orders")
+            async with asyncio.timeout(PATIENCE_S):
+                for number in range(5):
+                    await sender.send(message(number, message_id=str(number)))
+            assert pair.metric("messages_sent_to_backlog_total") == 5
+            await asyncio.to_thread(away.start)
+            try:
+                await until(lambda: syphon_metric(pair, "completed_messages_total") == 5)
+                assert sorted(await contents(away, "orders")) == [b"0", b"1", b"2", b"3", b"4"]
+                assert syphon_metric(pair, "primary_up") == 1
+                assert syphon_metric(pair, "lease_held") == 3
+            finally:
+                await asyncio.to_thread(away.kill)
+
+
+def syphon_metric(pair: Pair, name: str) -> float:
+    """The sum of the samples with this name; -1 if there are none."""
+    _, text = pair.sidecar.get("/metrics")
+    lines = [line for line in text.splitlines() if line.startswith(f"peeklock_syphon_{name}")]
+    return sum(float(line.rpartition(" ")[2]) for line in lines) if lines else -1
+
+
+def test_without_the_option_it_runs_none(tmp_path, primary, secondary):
+    with Pair(tmp_path, primary, secondary, "alone") as pair:
+        assert syphon_metric(pair, "primary_up") == -1
+
+
+def test_a_syphon_that_may_not_listen_is_told_of_and_the_sidecar_serves(tmp_path, primary):
+    rule = '[[security.authorization_rules]]\nkey_name = "s"\nprimary_key = "s"\nrights = ["Send"]\n'
+    with Broker(tmp_path / "strict", f'[security]\nroot_key = "{KEY}"\n{rule}', arguments=()) as strict:
+        with Pair(tmp_path / "first", primary, strict, "poor"):
+            pass  # it has made the queues
+        poor = ("--secondary", strict.connection_string_for("s", "s"), "--syphon")
+        with Pair(tmp_path / "second", primary, strict, "poor", *poor) as pair:
+            eventually(lambda: "no right to listen" in pair.sidecar.log_file.read_text(), "the reason")
+            assert pair.sidecar.get("/readyz")[0] == 200
