@@ -16,7 +16,7 @@ from broker.administration.address import Address, parse_http_address
 from broker.child import Instructions, announce_ready
 from broker.gateway.reports import report_at
 from broker.gateway.running import keep_beating, serve_beside
-from broker.keys import ROOT_KEY_NAME, SECURITY_FILE, connection_string, read_security
+from broker.keys import ROOT_KEY_NAME, SECURITY_FILE, read_security
 from broker.logging import get_logger
 from broker.metrics import process_usage
 from broker.pairing.namespaces import Namespace
@@ -122,12 +122,28 @@ class InnerSyphon:
         trust.check_hostname = False  # the certificate need not be for the loopback address
         port, is_tls = (ports.amqp_port, False) if ports.amqp_port is not None else (ports.amqps_port, True)
         assert port is not None
-        text = connection_string(settings.amqp.host, port, ROOT_KEY_NAME, key, tls=is_tls)
+        text = own_address(settings.amqp.host, port, key, tls=is_tls)
         return Namespace(text, http=_http(settings, ports), trust=trust)
 
 
+def own_address(host: str, port: int, key: str, *, tls: bool) -> str:
+    """The connection string of this broker, by the address at which it listens.
+
+    The name localhost would not do: another broker may have this port at another loopback address, and be the primary.
+    """
+    host = _reached(host)
+    host = f"[{host}]" if ":" in host else host
+    text = f"Endpoint=sb://{host}:{port};SharedAccessKeyName={ROOT_KEY_NAME};SharedAccessKey={key};"
+    return text if tls else text + "UseDevelopmentEmulator=true;"
+
+
+def _reached(host: str) -> str:
+    """Where this machine reaches what listens at `host`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
 def _http(settings: Settings, ports: Ports) -> Address:
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.http.host, settings.http.host)
+    host = _reached(settings.http.host)
     if ports.http_port is not None:
         return Address("http", host, ports.http_port)
     assert ports.https_port is not None

@@ -894,8 +894,7 @@ class Settings(Frozen):
         if self.syphon.primary is None:
             return
         primary = ConnectionString.parse(self.syphon.primary)
-        is_here = is_loopback(primary.host) or primary.host.lower() == self.amqp.host.lower()
-        if is_here and primary.port in (self.amqp.port, self.amqp.tls_port):
+        if _reaches(primary.host, self.amqp.host) and primary.port in (self.amqp.port, self.amqp.tls_port):
             raise inconsistent("is this broker itself; name the other namespace of the pairing", "syphon.primary")
         asks_for_certificate = (
             self.tls.client_ca is not None and self.tls.client_certificates is ClientCertificates.REQUIRED
@@ -961,6 +960,36 @@ class Settings(Frozen):
                 place = f"topics.{index}.subscriptions.{number}"
                 _check_lock(place, subscription, self.delivery.max_lock_duration_ms)
         return self
+
+
+def _reaches(host: str, listening: str) -> bool:
+    """True if who connects to `host` from this machine reaches what listens at `listening`, as far as that is written.
+
+    Two addresses of the loopback network are two, as 127.0.0.1 and 127.0.0.2: each may have a broker of its own.
+    """
+    if host.lower() == listening.lower():
+        return True
+    own = _addresses(listening)
+    reached = {_LOOPBACK[each.version] if each.is_unspecified else each for each in _addresses(host)}
+    if reached & own:
+        return True
+    everywhere = {each.version for each in own if each.is_unspecified}
+    return any(each.is_loopback and each.version in everywhere for each in reached)
+
+
+_LOOPBACK = {4: ipaddress.ip_address("127.0.0.1"), 6: ipaddress.ip_address("::1")}
+
+
+def _addresses(host: str) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """Those that the text names; none if it is the name of another host than localhost."""
+    if host.lower() == "localhost":
+        return set(_LOOPBACK.values())
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return set()
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return {mapped or address}
 
 
 def _collide(one: str, other: str) -> bool:

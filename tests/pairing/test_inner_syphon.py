@@ -11,8 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from broker.inner_syphon.inner_syphon import own_address
 from broker.settings.config import ConfigurationError
 from broker.settings.sources import load
+from protocol.client.connection_string import ConnectionString, SharedAccessKey
 from tests.brokers import KEY, KEY_NAME, REPOSITORY, Broker
 from tests.end_to_end.health import logged
 from tests.pairing.conftest import QUEUES, fill, taken
@@ -131,6 +133,20 @@ def test_a_primary_that_is_this_broker_by_another_name_is_told(tmp_path):
         eventually(lambda: logged(secondary, text), "the reason")
 
 
+def test_the_primary_may_have_the_same_ports_at_another_loopback_address(tmp_path):
+    hosts = "[amqp]\nhost = '{0}'\n[http]\nhost = '{0}'\n"
+    primary = Broker(tmp_path / "primary", hosts.format("127.0.0.2") + QUEUES)
+    text = section(primary).replace("//localhost", "//127.0.0.2")
+    secondary = Broker(tmp_path / "secondary", hosts.format("127.0.0.1") + text)
+    for broker in (primary, secondary):
+        broker.own_amqp_port = broker.amqp_port = primary.own_amqp_port
+        broker.http_port = primary.http_port
+    with primary, secondary:
+        eventually(lambda: is_draining(secondary), "the lease")
+        asyncio.run(fill(secondary, QUEUE.format(0), "orders", 3))
+        eventually(lambda: metrics(secondary)["peeklock_syphon_completed_messages_total"] == 3, "all")
+
+
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 AWAY = "Endpoint=sb://other:5672;SharedAccessKeyName=a;SharedAccessKey=secret;UseDevelopmentEmulator=true"
@@ -142,7 +158,6 @@ TLS = '[tls]\ncertificate = "{0}"\nkey = "{0}"\nclient_ca = "{0}"\n[amqp]\nport 
     [
         ('primary = "nonsense"', "syphon.primary: A part of the connection string has no '='."),
         (f'primary = "{AWAY.replace("other", "localhost")}"', "syphon.primary: is this broker itself; name the other"),
-        (f'primary = "{AWAY.replace("other", "127.0.0.9")}"', "syphon.primary: is this broker itself; name the other"),
         (f'primary = "{AWAY}"\nprimary_http = "other:5300"', 'syphon.primary_http: "other:5300" is no address such as'),
         (f'primary = "{AWAY}"\nprimary_name = "a b"', 'syphon.primary_name: "a b" must be 1 to 200 letters'),
         (f'primary = "{AWAY}"\nbacklog_queues = 0', "syphon.backlog_queues: 0 is out of range; it must be from 1 to"),
@@ -160,6 +175,66 @@ def test_settings_that_cannot_work_are_told_without_the_key(tmp_path, text, prob
     [line] = str(raised.value).splitlines()
     assert line.startswith(f"{file}: {problem}")
     assert "secret" not in line
+
+
+def at(primary: str, listening: str) -> str:
+    text = AWAY.replace("sb://other", f"sb://[{primary}]" if ":" in primary else f"sb://{primary}")
+    return f'[syphon]\nprimary = "{text}"\n[amqp]\nhost = "{listening}"\n'
+
+
+@pytest.mark.parametrize(
+    ("primary", "listening"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("127.0.0.1", "localhost"),
+        ("localhost", "127.0.0.1"),
+        ("LOCALHOST", "::1"),
+        ("127.0.0.2", "127.0.0.2"),
+        ("127.0.0.9", "0.0.0.0"),
+        ("::1", "::"),
+        ("0:0:0:0:0:0:0:1", "::1"),
+        ("::ffff:127.0.0.1", "127.0.0.1"),
+        ("0.0.0.0", "127.0.0.1"),
+        ("localhost", "0.0.0.0"),
+        ("10.0.0.1", "10.0.0.1"),
+        ("Broker.example.com", "broker.example.com"),
+    ],
+)
+def test_a_primary_that_is_this_broker_by_its_address_is_told(tmp_path, primary, listening):
+    file = tmp_path / "peeklock.toml"
+    file.write_text(at(primary, listening))
+    with pytest.raises(ConfigurationError, match=r"syphon\.primary: is this broker itself"):
+        load(file)
+
+
+@pytest.mark.parametrize(
+    ("primary", "listening"),
+    [
+        ("127.0.0.2", "127.0.0.1"),
+        ("127.0.0.1", "127.0.0.2"),
+        ("localhost", "127.0.0.2"),
+        ("127.0.0.9", "localhost"),
+        ("::1", "127.0.0.1"),
+        ("127.0.0.1", "::"),
+        ("localhost", "10.0.0.1"),
+        ("10.0.0.2", "10.0.0.1"),
+    ],
+)
+def test_another_address_of_this_machine_may_be_the_primary(tmp_path, primary, listening):
+    file = tmp_path / "peeklock.toml"
+    file.write_text(at(primary, listening))
+    assert load(file).settings.syphon.primary is not None
+
+
+@pytest.mark.parametrize(
+    ("listening", "host"),
+    [("0.0.0.0", "127.0.0.1"), ("127.0.0.3", "127.0.0.3"), ("::", "::1"), ("::1", "::1"), ("localhost", "localhost")],
+)
+@pytest.mark.parametrize("tls", [False, True])
+def test_the_syphon_connects_to_the_very_address_of_its_broker(listening, host, tls):
+    target = ConnectionString.parse(own_address(listening, 7, "k/e+y=", tls=tls))
+    assert (target.host, target.port, target.tls) == (host, 7, tls)
+    assert target.credentials == SharedAccessKey("RootManageSharedAccessKey", "k/e+y=")
 
 
 def peeklock(directory: Path, *arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
