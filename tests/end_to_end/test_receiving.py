@@ -651,7 +651,7 @@ def test_the_senders_delivery_annotations_arrive_wherever_the_message_goes(peer,
     assert [each[DELIVERY_ANNOTATIONS] for each in plain] == [{"mine": [1, {"a": None}]}, {"x": "y"}]
 
 
-@pytest.mark.parametrize("wrong", [{1: 2}, {"a string": 1}], ids=["number", "string"])
+@pytest.mark.parametrize("wrong", [{1: 2}, {True: 1}], ids=["number", "boolean"])
 def test_delivery_annotations_that_a_receiver_could_not_read_are_refused(peer, wrong):
     handle = peer.attach_sender("orders")
     peer.transfer(with_delivery_annotations(message(b"body"), wrong, last=False), handle)

@@ -453,9 +453,9 @@ def test_requests_whose_responses_find_no_credit_do_not_pile_up(broker):
         peer.nothing_more(TRANSFER)
 
 
-def test_oversized_requests_are_refused_on_their_delivery(broker):
+def test_oversized_requests_that_say_nothing_of_themselves_are_refused_on_their_delivery(broker):
     with RawPeer.connect(broker.amqp_port) as peer:
-        for address, size in (("$cbs", 200_000), ("invoices/$management", 2 << 20)):
+        for address, size in (("$cbs", 200_000), ("invoices/$management", 3 << 20)):
             handle = peer.attach_sender(address)
             send_in_parts(peer, bytes(size), handle)
             assert error_of(peer.expect(DISPOSITION))[0] == TOO_LARGE
