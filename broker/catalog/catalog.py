@@ -361,7 +361,7 @@ class _Catalog:
             if is_stored:
                 self.warnings.append(f"{of.kind} {of.path!r}: {text}")
             else:
-                self._refuse(of, text)
+                self._refuse(of, None, text)
 
     def tell_others(self, of: Definition, here: Mapping[int, Store]) -> None:
         """Let partitions on other machines notice that the rules of this subscription are others."""

@@ -7,7 +7,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
-from broker.rules.errors import ActionError, RuleSyntaxError, failure_of
+from broker.rules.errors import MAX_QUOTED_CHARACTERS, ActionError, RuleSyntaxError, failure_of
 from broker.rules.message import Draft, MessageView
 from broker.rules.texts import text_of
 from broker.rules.values import (
@@ -75,10 +75,9 @@ def _instant(value: Any, name: str) -> Instant | None:
 
 def _quoted(value: Any) -> str:
     """The words for a value of a wrong type, or the wrong text itself."""
-    return f"'{value[:MAX_QUOTED]}'" if isinstance(value, str) else kind_of(value)
+    return f"'{value[:MAX_QUOTED_CHARACTERS]}'" if isinstance(value, str) else kind_of(value)
 
 
-MAX_QUOTED: Final = 40  # characters of a wrong text, in a message
 _AS_TEXT: Final = frozenset((int, float, Decimal, UUID))  # what becomes text where a string is wanted
 
 

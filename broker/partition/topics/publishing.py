@@ -88,9 +88,7 @@ class _FanOut:
         self._queue_id = queue_id
         self._topic = topic
         self._for_all: list[Copy] = []  # for each subscription that takes every message
-        self._scheduled: list[
-            tuple[int, Copy, int]
-        ] = []  # queue id, and the time until which an action delays the copy
+        self._scheduled: list[tuple[int, Copy, int]] = []  # delayed by an action: queue id, copy, until when
         self._selected: dict[int, list[Copy]] = {}  # by queue id
         self._references: list[tuple[bytes, bytes]] = []
         self._session_ids: dict[int, str] = {}  # by message id
