@@ -432,7 +432,7 @@ QUEUE = {"name": "new"}
         (InvalidArgument, "enable_partitioning is false", ("update", "q0", {"enable_partitioning": True})),
         (DestinationNotFound, "forward_to.*'none'", ("update", "q0", {"forward_to": "none"})),
         (InvalidArgument, "forward_to", ("update", "q0", {"forward_to": "news/Subscriptions/s"})),
-        (InvalidArgument, "the entity itself", ("update", "q0", {"forward_to": "Q0"})),
+        (InvalidArgument, "the entity itself", ("create", "queue", {"name": "round", "forward_to": "Round"}, None)),
         (NotAllowed, "only subscriptions", ("create", "queue", QUEUE, [a_rule("a")])),
         (
             EntityAlreadyExists,

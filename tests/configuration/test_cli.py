@@ -475,7 +475,15 @@ def test_a_missing_forward_target_is_named_where_the_emulators_file_has_it(peekl
     text = f"{AT_QUEUE}.Properties.ForwardTo: 'x' is no queue or topic. Declare it, or name another\n"
     result = peeklock("config", "check", "--config", "Config.json")
     assert (result.exit_code, text in result.stderr) == (78, True)
-    result = peeklock("serve", "--config", "Config.json", "--data-dir", "data", "--workers", 0)
-    assert result.exit_code == 78
-    assert f"peeklock: cannot start: {text}" in result.stderr
-    assert "UserConfig.Namespaces[0].Queues[0].Colour" in result.output
+    serve = [sys.executable, "-m", "broker.cli", "serve", "--config", "Config.json", "--data-dir", "data"]
+    done = subprocess.run(
+        serve,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 78
+    assert f"peeklock: cannot start: {text}" in done.stderr
+    assert "UserConfig.Namespaces[0].Queues[0].Colour" in done.stdout + done.stderr

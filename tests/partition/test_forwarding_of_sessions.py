@@ -97,6 +97,26 @@ def test_what_lies_in_the_queue_and_under_lock_goes_when_forwarding_begins(net, 
     assert net.counts(a)[:3] == [0, 0, 0]
 
 
+@pytest.mark.parametrize("home", PLACES)
+def test_messages_whose_lock_ends_step_by_step_go_once(home):
+    net = Partitions(2, PartitionSettings(step=2, turn_work=8, window=4, session_window=4))
+    b = net.queue("b", home, requires_session=True)
+    a = net.queue("a", HERE, requires_session=True)
+    for at in range(30):
+        net.send(a, in_session(str(at), "s"))
+    partition = net.partitions[HERE]
+    partition.open_receiver("r", a, False, net.now_ms, ["s", 1000])
+    net.turn(HERE)
+    partition.drain("r", 20)
+    locked = 0
+    while locked < 20:
+        locked += len(net.turn(HERE).get("r", ()))
+    net.queue("a", HERE, requires_session=True, forward_to="b")
+    net.run()
+    assert told(net.peek(b)) == {"s": [str(at) for at in range(30)]}
+    assert net.counts(a)[:3] == [0, 0, 0]
+
+
 @pytest.mark.parametrize("is_answered", [False, True])
 def test_when_forwarding_ends_what_is_left_is_received_by_session(net, is_answered):
     b = net.queue("b", THERE, requires_session=True)
