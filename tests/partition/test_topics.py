@@ -14,7 +14,7 @@ from broker.errors import (
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
 from storage.lmdb_store import LmdbStore
-from storage.records import COPY_BYTES, MESSAGE_HEADER_BYTES, Field, entity_key, message_key, rule_key
+from storage.records import COPY_BYTES, MESSAGE_HEADER_BYTES, Field, Place, entity_key, message_key, rule_key
 from storage.store import StoreError, Table
 from tests.partition.driver import LOCK_MS, MAIN, START_MS, Driver, message
 from tests.partition.topic_driver import (
@@ -284,10 +284,19 @@ def test_scheduled_messages_wait_over_a_restart(topic):
 # ---- what is not offered
 
 
+def test_peek_shows_the_scheduled_messages_of_a_topic_until_they_are_due(topic):
+    topic.publish("now", event("later", scheduled_ms=START_MS + 100))
+    [shown] = topic.peek(TOPIC)
+    assert (shown.number, shown.place, shown.body.endswith(b"later")) == (2, Place.SCHEDULED, True)
+    topic.wait(100)
+    assert topic.peek(TOPIC) == []
+
+
 def test_nothing_is_received_from_a_topic_and_nothing_sent_to_a_subscription(topic):
     with pytest.raises(NotAllowed):
         topic.open("t", TOPIC)
-    for name, args in (("peek", (0, 1, 1)), ("purge", ()), ("receive-deferred", ([1], False))):
+    browse, purge, receive = ("browse", (0, 1, 1, None)), ("purge", ()), ("receive-deferred", ([1], False))
+    for name, args in (browse, purge, receive, ("peek-session", ("s", 0, 1, 1))):
         with pytest.raises(NotAllowed):
             topic.request(name, *args, queue=TOPIC)
     for queue_id in (A, A | 1):
