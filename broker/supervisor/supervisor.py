@@ -7,7 +7,7 @@ from enum import StrEnum
 from errno import ENOMEM
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from broker import __version__
 from broker.catalog.catalog import CannotReconcile
@@ -19,7 +19,6 @@ from broker.namespace.entities import Frozen
 from broker.ports_file import remove_ports, write_ports
 from broker.printable import printable
 from broker.settings.config import ConfigurationError, NoRoom, Settings, is_loopback
-from broker.settings.sources import Loaded
 from broker.settings.variables import PURE_VARIABLE
 from broker.supervisor import interpreters
 from broker.supervisor.definitions import InLine, bring_in_line
@@ -33,6 +32,9 @@ from storage.data_dir import ROOT_KEY_FILE, RUN, DataDirectory, DataDirectoryErr
 from storage.durable import is_full, write_in_place
 from storage.lmdb_store import DATA_FILE, StoreInUse, UnknownFormat, WrongPartition
 from storage.store import StoreError, StoreFull
+
+if TYPE_CHECKING:
+    from broker.settings.sources import Loaded
 
 EMULATORS_LINE = "Emulator Service is Successfully Up!"
 """What the Service Bus emulator says when it is ready. Tools that start it, such as Testcontainers, wait for this."""
@@ -52,7 +54,7 @@ class Part(StrEnum):
     GATEWAY = "gateway"
 
 
-def run(loaded: Loaded, part: Part, read_again: Callable[[], Settings]) -> int:
+def run(loaded: "Loaded", part: Part, read_again: Callable[[], Settings]) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code. If it cannot start, it says why on stderr.
 
     At SIGHUP `read_again` reads the settings from where they came from. It raises ConfigurationError.

@@ -64,12 +64,12 @@ def send(broker, queue, *messages):
     on(broker, work)
 
 
-def found(peeklock, queue, *options):
-    """The bodies of all messages, after a check that no delivery was counted and nothing is locked."""
+def found(peeklock, queue, *options, counts=frozenset({0})):
+    """The bodies of all messages, after a check that only such deliveries were counted and nothing is locked."""
     result = peeklock("peek", queue, "--count", 5000, *options)
     assert result.exit_code == 0, result.stderr
     messages = [json.loads(line) for line in result.stdout.splitlines()]
-    assert {message["delivery_count"] for message in messages} <= {0}
+    assert {message["delivery_count"] for message in messages} <= counts
     free = peeklock("receive", queue, "--keep", "--count", 5000, *options)
     assert len(free.stdout.splitlines()) == len(messages), "some are locked"
     return [message["body"] for message in messages]
@@ -309,7 +309,7 @@ def test_numbers_of_messages_in_all_states(peeklock, broker):
     assert (
         result.stderr == f"peeklock: message {numbers['9']} of plain is scheduled: it cannot be taken before its time\n"
     )
-    assert found(peeklock, "plain", "--dead-letter") == ["0", "2"]
+    assert found(peeklock, "plain", "--dead-letter", counts={0, 1}) == ["0", "2"]  # the first was deferred
 
 
 def test_messages_that_come_back_are_not_taken_again(peeklock, broker):

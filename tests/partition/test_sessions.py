@@ -572,13 +572,13 @@ def test_a_deferred_message_is_received_without_the_lock_of_its_session(queue, i
         queue.close("r")
     queue.now_ms += 10
     until_ms, [one] = lend(queue, "a", 1)
-    assert (one.body, one.delivery_count, until_ms) == (b"1", 0, queue.now_ms + LOCK_MS)
+    assert (one.body, one.delivery_count, until_ms) == (b"1", 1, queue.now_ms + LOCK_MS)
     with pytest.raises(MessageNotFound):
         lend(queue, "a", 1)  # locked
     assert lend(queue, "a", 2, delete=True)[0] == 0
     assert queue.settle(Outcome.ABANDONED, one) == [None]
     _, [one] = lend(queue, "a", 1)
-    assert one.delivery_count == 1
+    assert one.delivery_count == 2
     assert queue.settle(Outcome.ACCEPTED, one) == [None]
     assert queue.listed() == []
     queue.wait(LOCK_MS)
@@ -600,7 +600,7 @@ def test_a_lent_message_is_back_when_its_lock_ends_and_the_lock_of_the_session_g
     queue.turn()
     assert is_lost(queue, one)
     _, [one] = lend(queue, "a", 1)
-    assert (one.delivery_count, two.delivery_count) == (1, 0)
+    assert (one.delivery_count, two.delivery_count) == (2, 2)
     assert queue.settle(Outcome.ACCEPTED, one, two) == [None, None]
     assert queue.listed() == []
 
@@ -610,7 +610,7 @@ def test_who_holds_the_session_gets_a_lent_message_all_the_same(queue):
     _, [lent] = lend(queue, "a", 1)
     until_ms, items = queue.of_session("receive-session-deferred", "a", [1], False)
     [one] = deliveries(items)
-    assert (one.delivery_count, until_ms) == (0, queue.now_ms + LOCK_MS)
+    assert (one.delivery_count, until_ms) == (1, queue.now_ms + LOCK_MS)
     with pytest.raises(MessageNotFound):
         lend(queue, "a", 1)
     assert is_lost(queue, lent)
@@ -652,7 +652,7 @@ def test_a_message_that_is_settled_in_a_transaction_stays_lent(queue):
 
 
 def test_a_lent_message_that_fails_too_often_is_dead_lettered():
-    queue = SessionDriver(max_delivery_count=1)
+    queue = SessionDriver(max_delivery_count=2)
     with_deferred(queue, "1")
     lend(queue, "a", 1)
     queue.wait(LOCK_MS)
@@ -679,7 +679,7 @@ def test_a_new_lock_duration_ends_the_locks_of_lent_messages(queue):
     queue.change(lock_duration_ms=LOCK_MS // 2)
     assert is_lost(queue, lent)
     _, [again] = lend(queue, "a", 1)
-    assert again.delivery_count == 0
+    assert again.delivery_count == 1
     queue.wait(LOCK_MS // 2)
     queue.turn()
     assert is_lost(queue, again)

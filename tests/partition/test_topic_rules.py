@@ -412,7 +412,7 @@ def test_other_partitions_take_a_rule_that_one_has_taken():
     topic = TopicDriver(A)
     topic.partition.set_rules(A >> 3, [FUTILE])
     topic.partition.set_rule(A >> 3, {**FUTILE, "name": "other"})
-    assert names(topic) == ["ttl", "other"]
+    assert names(topic) == ["other", "ttl"]
 
 
 def test_strings_of_an_action_are_converted_to_the_time_to_live():

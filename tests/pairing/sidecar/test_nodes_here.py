@@ -20,9 +20,11 @@ def deliveries_without_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 def ask(head: bytes) -> list[bytes]:
     """The answers to a request of which there is only the head."""
     node, answers = management_node(), []
-    end: Any = SimpleNamespace(link=SimpleNamespace(target_address="me", name="link"), respond=answers.append)
+    session = object()
+    mine = SimpleNamespace(target_address="me", name="link", session=session)
+    end: Any = SimpleNamespace(link=mine, respond=answers.append)
     node._receivers.append(end)
-    link: Any = SimpleNamespace(head=head, credit=REQUEST_CREDIT, grant=lambda credit: None)
+    link: Any = SimpleNamespace(head=head, session=session, credit=REQUEST_CREDIT, grant=lambda credit: None)
     delivery: Any = None
     node.on_refused(link, delivery, settled=True)
     return answers
