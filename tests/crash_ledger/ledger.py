@@ -49,6 +49,7 @@ class Violation:
     breach: Breach
     key: Key | None
     detail: str = ""
+    holder: str = ""  # the receiver that held the lock, of LOCKED_TWICE
 
     def __str__(self) -> str:
         name = f"message {self.key[1]} of sender {self.key[0]}: " if self.key else ""
@@ -126,7 +127,9 @@ class Ledger:
         self.epoch += 1
         self._highest.clear()
 
-    def link_lost(self) -> None:
+    def link_lost(self, name: str = "") -> None:
+        """The broker knew it first: by then it may have handed out to others what was locked by this receiver."""
+        self.violations = [each for each in self.violations if not name or each.holder != name]
         self._lost_links += 1
         self.new_epoch()
 
@@ -184,7 +187,7 @@ class Ledger:
         if entry.epoch == self.epoch and not self._lost_links:
             self.judged += 1
             if entry.holder is not None and entry.holder != receiver:
-                self._breach(Breach.LOCKED_TWICE, key)
+                self._breach(Breach.LOCKED_TWICE, key, holder=entry.holder)
             if not entry.deliveries:
                 self._check_order(key, receiver)
         entry.deliveries += 1
@@ -266,5 +269,5 @@ class Ledger:
             violations=tuple(self.violations),
         )
 
-    def _breach(self, breach: Breach, key: Key, detail: str = "") -> None:
-        self.violations.append(Violation(breach, key, detail))
+    def _breach(self, breach: Breach, key: Key, detail: str = "", holder: str = "") -> None:
+        self.violations.append(Violation(breach, key, detail, holder))

@@ -275,12 +275,13 @@ class Load:
 
     def _lose(self, slot: Slot, reason: str) -> None:
         assert slot.peer is not None
+        name = slot.peer.name
         self.lost_links.append(f"{slot.name}: {reason}")
         self._close([slot])
         slot.not_before = time.monotonic() + RECONNECT_AFTER_S
         if not slot.is_lost:
             slot.is_lost = True
-            self.ledger.link_lost()
+            self.ledger.link_lost(name)
 
     def _close(self, slots: list[Slot]) -> None:
         for slot in slots:

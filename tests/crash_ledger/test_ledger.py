@@ -242,6 +242,16 @@ def test_one_message_at_two_receivers_is_locked_twice(ledger):
     assert Breach.LOCKED_TWICE in breaches(ledger.close())
 
 
+def test_what_a_lost_link_had_locked_may_come_to_another_before_the_loss_is_known(ledger):
+    accept(ledger, 1, 2)
+    ledger.delivered(key(1), A)
+    ledger.delivered(key(2), B)
+    ledger.delivered(key(1), B)
+    ledger.delivered(key(2), A)
+    ledger.link_lost(A)
+    assert [each.key for each in ledger.close().violations if each.breach == Breach.LOCKED_TWICE] == [key(2)]
+
+
 @pytest.mark.parametrize("released_by", ["abandon", "crash"])
 def test_a_message_whose_lock_was_released_may_go_to_another_receiver(ledger, released_by):
     accept(ledger, 1)
