@@ -24,7 +24,7 @@ from broker.pairing.options import InvalidPairing
 from broker.pairing.syphon.beside import Beside
 from broker.pairing.syphon.counters import Counters
 from broker.pairing.syphon.options import SyphonOptions
-from broker.pairing.syphon.service import snapshot
+from broker.pairing.syphon.service import Service, snapshot
 from broker.ports_file import Ports, running_ports
 from broker.settings.config import ConfigurationError, Settings
 
@@ -103,7 +103,8 @@ class InnerSyphon:
 
     async def _drain(self, secondary: Namespace) -> None:
         """Drain the backlog until this process is to end, or keys have changed."""
-        self._syphon = Beside(self._primary, secondary, self._settings.syphon.primary_name, self._options)
+        name = self._settings.syphon.primary_name
+        self._syphon = Beside(lambda: Service(self._primary, secondary, name, self._options))
         draining = asyncio.create_task(self._syphon.run())
         try:
             await self._woken.wait()

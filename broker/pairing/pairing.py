@@ -24,6 +24,7 @@ from broker.pairing.provisioning import check_they_differ, create_missing
 from broker.pairing.sending import PairedSender, Parts
 from broker.pairing.syphon.beside import Beside
 from broker.pairing.syphon.options import SyphonOptions
+from broker.pairing.syphon.service import Service
 
 __all__ = ["Namespace", "Pairing"]
 
@@ -51,7 +52,8 @@ class Pairing:
         self._watching = [asyncio.create_task(self._watch(*each)) for each in (ends, ends[::-1])]
         self.syphon: Beside | None = None
         if options.runs_syphon:
-            self.syphon = Beside(primary, secondary, name, SyphonOptions(options.backlog_queue_count))
+            of_syphon = SyphonOptions(options.backlog_queue_count)
+            self.syphon = Beside(lambda: Service(primary, secondary, name, of_syphon))
         self._draining: asyncio.Task[None] | None = None
 
     @classmethod

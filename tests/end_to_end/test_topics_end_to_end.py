@@ -1,19 +1,18 @@
 """Topics, subscriptions and rules of a real broker, as a client meets them."""
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import UUID
 
 import pytest
 
-from protocol.client.connection import Connection, connect_to
+from protocol.client.connection import Connection
 from protocol.client.errors import AuthenticationFailed, LinkDetached, RequestFailed
 from protocol.client.messages import Message
 from protocol.client.requests import Management
 from protocol.codec import Described, Int, Long, Symbol, Timestamp, UInt
 from tests.brokers import Broker
+from tests.clients import received, run
 from tests.end_to_end.health import assert_unharmed, metrics, process_ids
 from tests.patience import PATIENCE_S
 
@@ -79,8 +78,6 @@ SQL_FILTER = 83483426822
 TRUE_FILTER = 83483426823
 CORRELATION_FILTER = 83483426825
 
-SILENCE_SECONDS = 0.2
-
 
 @pytest.fixture(scope="module")
 def module_broker(tmp_path_factory):
@@ -95,31 +92,10 @@ def broker(module_broker):
     assert_unharmed(module_broker, before)
 
 
-def run(broker: Broker, test: Callable[[Connection], Awaitable[Any]], connection_string: str | None = None) -> Any:
-    async def connected() -> Any:
-        async with await connect_to(connection_string or broker.connection_string) as connection:
-            return await test(connection)
-
-    return asyncio.run(connected())
-
-
 async def send(connection: Connection, topic: str, *messages: Message) -> None:
     async with await connection.sender(topic) as sender:
         for message in messages:
             await sender.send(message.encode())
-
-
-async def received(connection: Connection, address: str, count: int) -> list[Message]:
-    """That many messages and no more, which are completed."""
-    async with await connection.receiver(address) as receiver:
-        found = []
-        for _ in range(count):
-            message = await receiver.receive(PATIENCE_S)
-            assert message is not None, f"{len(found)} messages, not {count}, in {address}"
-            await receiver.accept(message)
-            found.append(message.message())
-        assert await receiver.receive(SILENCE_SECONDS) is None
-        return found
 
 
 def test_a_message_goes_to_the_subscriptions_whose_rules_select_it(broker):

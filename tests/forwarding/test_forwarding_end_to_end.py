@@ -1,18 +1,16 @@
 """Forwarding of a real broker with two workers, as a client meets it."""
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 
-from protocol.client.connection import Connection, connect_to
+from protocol.client.connection import Connection
 from protocol.client.errors import LinkDetached
 from protocol.client.messages import Message
 from protocol.codec import Timestamp
 from storage.maintenance import verify
 from tests.brokers import Broker
+from tests.clients import received, run, send
 from tests.patience import PATIENCE_S
 
 PARTITIONS = 4
@@ -76,7 +74,6 @@ forward_to = "trip"
 name = "trip"
 forward_to = "round"
 """
-SILENCE_SECONDS = 0.2
 
 
 @pytest.fixture(scope="module")
@@ -84,32 +81,6 @@ def broker(tmp_path_factory):
     with Broker(tmp_path_factory.mktemp("forwarding"), CONFIG, workers=2) as broker:
         yield broker
     assert verify(broker.data_dir).ok
-
-
-def run(broker: Broker, test: Callable[[Connection], Awaitable[Any]]) -> Any:
-    async def connected() -> Any:
-        async with await connect_to(broker.connection_string) as connection:
-            return await test(connection)
-
-    return asyncio.run(connected())
-
-
-async def send(connection: Connection, address: str, *messages: Message) -> None:
-    async with await connection.sender(address) as sender:
-        await sender.send_all(message.encode() for message in messages)
-
-
-async def received(connection: Connection, address: str, count: int) -> list[Message]:
-    """That many messages and no more, which are completed."""
-    async with await connection.receiver(address) as receiver:
-        found = []
-        for _ in range(count):
-            message = await receiver.receive(PATIENCE_S)
-            assert message is not None, f"{len(found)} messages, not {count}, in {address}"
-            await receiver.accept(message)
-            found.append(message.message())
-        assert await receiver.receive(SILENCE_SECONDS) is None
-        return found
 
 
 def test_messages_pass_a_chain_of_queues_over_both_workers(broker):

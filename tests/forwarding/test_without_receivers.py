@@ -1,13 +1,10 @@
 """What waits, expires or cannot move on in a real broker moves by itself, where nobody receives."""
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 
-from protocol.client.connection import Connection, connect_to
+from protocol.client.connection import Connection
 from protocol.client.messages import Message
 from storage.data_dir import partition_path
 from storage.lmdb_store import LmdbStore
@@ -15,6 +12,8 @@ from storage.maintenance import verify
 from storage.records import decode_document, encode_document
 from storage.store import Table
 from tests.brokers import Broker
+from tests.clients import received, run, send
+from tests.patience import PATIENCE_S
 
 TOPIC = """
 [[topics]]
@@ -64,7 +63,6 @@ status = "SendDisabled"
   name = "far"
   action = {{ expression = "SET sys.ScheduledEnqueueTimeUtc = '2999-12-31T00:00:00Z'" }}
 """
-SECONDS = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -74,32 +72,11 @@ def broker(tmp_path_factory):
     assert verify(broker.data_dir).ok
 
 
-def run(broker: Broker, test: Callable[[Connection], Awaitable[Any]]) -> Any:
-    async def connected() -> Any:
-        async with await connect_to(broker.connection_string) as connection:
-            return await test(connection)
-
-    return asyncio.run(connected())
-
-
-async def send(connection: Connection, address: str, message: Message) -> None:
-    async with await connection.sender(address) as sender:
-        await sender.send(message.encode())
-
-
-async def received(connection: Connection, address: str) -> Message:
-    async with await connection.receiver(address) as receiver:
-        found = await receiver.receive(SECONDS)
-        assert found is not None
-        await receiver.accept(found)
-        return found.message()
-
-
 def test_a_retry_queue_gives_back_what_has_waited(broker):
     async def test(connection: Connection) -> None:
         began = time.monotonic()
         await send(connection, "retry", Message.of(b"again"))
-        found = await received(connection, "work")
+        [found] = await received(connection, "work", 1)
         assert time.monotonic() - began >= 1
         assert found.application_properties["DeadLetterReason"] == "TTLExpiredException"
 
@@ -110,7 +87,7 @@ def test_a_rules_action_delays_its_copy_and_converts_what_it_sets(broker):
     async def test(connection: Connection) -> None:
         began = time.monotonic()
         await send(connection, "news", Message.of(b"m", subject="wait7", application_properties={"number": 7}))
-        found = await received(connection, "work")
+        [found] = await received(connection, "work", 1)
         assert time.monotonic() - began >= 1
         assert found.correlation_id == "n-7"
         assert 590_000 < (found.ttl_ms or 0) <= 600_000
@@ -123,7 +100,7 @@ def test_a_rules_action_delays_its_copy_and_converts_what_it_sets(broker):
 def test_what_cannot_move_on_is_dead_lettered_at_its_source(broker):
     async def test(connection: Connection) -> None:
         await send(connection, "to-closed", Message.of(b"m"))
-        found = await received(connection, "to-closed/$deadletterqueue")
+        [found] = await received(connection, "to-closed/$deadletterqueue", 1)
         assert found.application_properties["DeadLetterReason"] == "EntityDisabled"
 
     run(broker, test)
@@ -147,11 +124,11 @@ def test_a_stored_rule_that_fails_on_every_message_goes_on_with_a_warning(tmp_pa
 
         async def test(connection: Connection) -> None:
             await send(connection, "news", Message.of(b"m", subject="wait7", application_properties={"number": 7}))
-            found = await received(connection, "news/Subscriptions/later/$deadletterqueue")
+            [found] = await received(connection, "news/Subscriptions/later/$deadletterqueue", 1)
             assert found.application_properties["DeadLetterReason"] == "RuleActionException"
 
         run(broker, test)
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + PATIENCE_S
         while "a stored rule fails on every message" not in broker.log():
             assert time.monotonic() < deadline
             time.sleep(0.1)

@@ -1,16 +1,15 @@
 """A syphon in a process that has other work: whatever becomes of the syphon, that goes on.
 
-beside = Beside(primary, secondary, name, options)
+beside = Beside(lambda: Service(primary, secondary, name, options))
 await beside.run()
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final
 
 from broker.logging import get_logger
-from broker.pairing.namespaces import Namespace
 from broker.pairing.options import InvalidPairing
-from broker.pairing.syphon.options import SyphonOptions
 from broker.pairing.syphon.service import Service
 
 log = get_logger("syphon")
@@ -19,21 +18,13 @@ RETRY_SECONDS: Final = 30.0  # after what nobody can wait for: somebody must cha
 
 
 class Beside:
-    """The arguments are those of `broker.pairing.syphon.service.Service`."""
+    """`make` makes the service that is run, and a new one after each that has failed."""
 
-    def __init__(
-        self, primary: Namespace, secondary: Namespace, primary_name: str | None, options: SyphonOptions
-    ) -> None:
-        self._primary = primary
-        self._secondary = secondary
-        self._primary_name = primary_name
-        self._options = options
+    def __init__(self, make: Callable[[], Service]) -> None:
+        self._make = make
         self._stopping = asyncio.Event()
         self._problem = ""
-        self._service = self._new()
-
-    def _new(self) -> Service:
-        return Service(self._primary, self._secondary, self._primary_name, self._options)
+        self._service = make()
 
     def problem(self) -> str:
         """Why nothing can be drained; empty if it can."""
@@ -67,7 +58,7 @@ class Beside:
                 telling.cancel()
             await self._rest()
             if not self._stopping.is_set():
-                self._service = self._new()
+                self._service = self._make()
 
     async def _rest(self) -> None:
         try:

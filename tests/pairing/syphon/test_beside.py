@@ -4,14 +4,10 @@ import asyncio
 
 import pytest
 
-from broker.pairing.namespaces import Namespace
 from broker.pairing.options import InvalidPairing
 from broker.pairing.syphon import beside
 from broker.pairing.syphon.beside import Beside
-from broker.pairing.syphon.options import SyphonOptions
 from tests.patience import until
-
-NOWHERE = Namespace("Endpoint=sb://nowhere.invalid;SharedAccessKeyName=a;SharedAccessKey=b;UseDevelopmentEmulator=true")
 
 
 class Failing:
@@ -43,7 +39,6 @@ class Failing:
 
 @pytest.fixture
 def failing(monkeypatch):
-    monkeypatch.setattr(beside, "Service", Failing)
     monkeypatch.setattr(Failing, "left", [])
     monkeypatch.setattr(Failing, "made", 0)
     monkeypatch.setattr(beside, "RETRY_SECONDS", 0.01)
@@ -52,7 +47,7 @@ def failing(monkeypatch):
 
 async def test_what_prevents_it_is_tried_again(failing):
     failing.left += [InvalidPairing("no right"), InvalidPairing("no right"), ZeroDivisionError()]
-    syphon = Beside(NOWHERE, NOWHERE, "main", SyphonOptions())
+    syphon = Beside(failing)
     assert syphon.problem() == "the secondary is away"
     running = asyncio.create_task(syphon.run())
     await until(lambda: failing.made == 4 and not syphon.problem())
@@ -63,7 +58,7 @@ async def test_what_prevents_it_is_tried_again(failing):
 async def test_what_prevents_it_is_said_and_stop_does_not_wait_for_the_next_time(failing, monkeypatch):
     monkeypatch.setattr(beside, "RETRY_SECONDS", 3600)
     failing.left.append(InvalidPairing("no right"))
-    syphon = Beside(NOWHERE, NOWHERE, "main", SyphonOptions())
+    syphon = Beside(failing)
     running = asyncio.create_task(syphon.run())
     await until(lambda: syphon.problem() == "no right")
     syphon.stop()
@@ -72,14 +67,14 @@ async def test_what_prevents_it_is_said_and_stop_does_not_wait_for_the_next_time
 
 
 async def test_one_that_is_stopped_before_it_begins_does_nothing(failing):
-    syphon = Beside(NOWHERE, NOWHERE, "main", SyphonOptions())
+    syphon = Beside(failing)
     syphon.stop()
     await syphon.run()
     assert syphon.problem() == "the secondary is away"
 
 
 async def test_its_tasks_end_with_it(failing):
-    syphon = Beside(NOWHERE, NOWHERE, "main", SyphonOptions())
+    syphon = Beside(failing)
     before = asyncio.all_tasks()
     running = asyncio.create_task(syphon.run())
     await until(lambda: not syphon.problem())
