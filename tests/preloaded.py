@@ -33,6 +33,7 @@ LOADED: Final = (
     "broker.cli.all_commands",
     "broker.supervisor.supervisor",
     "broker.gateway.gateway",
+    "broker.observer.observer",
     "broker.worker.process",
     "broker.journal.process",
 )

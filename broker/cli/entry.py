@@ -4,7 +4,7 @@ import gc
 import os
 import sys
 
-from broker.settings.placement import guess_one_process
+from broker.settings.placement import guess
 from broker.supervisor import interpreters
 
 # These know nothing of the commands that are clients, and so start sooner.
@@ -13,11 +13,12 @@ _SERVING = ("serve", "worker", "gateway")
 
 def main() -> None:
     gc.disable()  # while modules load: it would look at them again and again, and they all stay
-    if sys.argv[1:2] == ["serve"] and "--help" not in sys.argv:
-        one_process = guess_one_process(sys.argv, os.environ)  # a wrong guess only costs time
-        interpreters.start_ahead(interpreters.ONE_PROCESS if one_process else interpreters.SEPARATE)
+    serves = sys.argv[1:2] and sys.argv[1] in _SERVING
+    if serves and "--help" not in sys.argv:
+        guessed = guess(sys.argv, os.environ)  # a wrong guess only costs time
+        interpreters.start_ahead(interpreters.modules(sys.argv[1], guessed))
     try:
-        if sys.argv[1:2] and sys.argv[1] in _SERVING:
+        if serves:
             from broker.cli.commands import main as run_command
         else:
             from broker.cli.all_commands import main as run_command

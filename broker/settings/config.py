@@ -703,7 +703,7 @@ class Settings(Frozen):
         description="Directory that holds messages, entities and the root key.",
     )
     partitions: int = Field(
-        4,
+        placement.PARTITIONS,
         ge=1,
         le=MAX_PARTITIONS,
         description="Partitions of the namespace. The number may grow at a start, and never shrinks. Entities stay on "
@@ -845,9 +845,7 @@ class Settings(Frozen):
     @property
     def worker_count(self) -> int:
         """Workers, each with a log and some of the partitions; also when the only one has no process of its own."""
-        if self.workers is not None:
-            return max(1, self.workers)
-        return max(1, min(self.partitions, placement.processors() - 1))
+        return placement.worker_count(self.workers, self.partitions)
 
     @property
     def workers_here(self) -> int:

@@ -5,11 +5,20 @@ Imported before anything heavy is: keep it light.
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker.settings.variables import CONFIG_VARIABLE, VARIABLE_PREFIX, config_file
 
 CONFIG_FLAG, WORKERS_FLAG = "--config", "--workers"
+PARTITIONS = 4  # the default of the setting
+
+
+class Guess(NamedTuple):
+    """The processes of `peeklock serve`; where one process is both, it is the only gateway and the only worker."""
+
+    is_one_process: bool
+    gateways: int
+    workers: int
 
 
 def processors() -> int:
@@ -56,16 +65,23 @@ def is_one_process(workers: int | None, gateways: int) -> bool:
     return workers == 0 or (workers is None and gateways == 1 and processors() == 1)
 
 
-def guess_one_process(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """As `is_one_process`, before the settings are read and checked: from flags, else variables, else the file."""
+def worker_count(workers: int | None, partitions: int) -> int:
+    """Workers, each with a log and some of the partitions; also when the only one has no process of its own."""
+    return max(1, min(partitions, processors() - 1) if workers is None else workers)
+
+
+def guess(arguments: Sequence[str], environment: Mapping[str, str]) -> Guess:
+    """What the settings will say, before they are read and checked: from flags, else variables, else the file."""
     given = _in_file(_flag(arguments, CONFIG_FLAG) or config_file(environment.get(CONFIG_VARIABLE, "")))
-    for name in ("workers", "gateways"):
+    for name in ("workers", "gateways", "partitions"):
         if text := environment.get(f"{VARIABLE_PREFIX}{name.upper()}"):
             given[name] = text
     if text := _flag(arguments, WORKERS_FLAG):
         given["workers"] = text
-    gateways = _number(given.get("gateways"))
-    return is_one_process(_number(given.get("workers")), 1 if gateways is None else gateways)
+    workers, gateways, partitions = (_number(given.get(name)) for name in ("workers", "gateways", "partitions"))
+    gateways = 1 if gateways is None else gateways
+    partitions = PARTITIONS if partitions is None else partitions
+    return Guess(is_one_process(workers, gateways), gateways, worker_count(workers, partitions))
 
 
 def _flag(arguments: Sequence[str], name: str) -> str:

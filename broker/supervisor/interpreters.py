@@ -1,7 +1,7 @@
 """Starts the Python interpreters of child processes, the first ones even before the settings are read.
 
-Loading modules takes most of the time of a start. So `peeklock serve` loads those that all processes need, and then
-makes two copies of its process for a gateway and a worker, or one for the process that is both. They load the rest
+Loading modules takes most of the time of a start. So a supervisor loads those that all processes need, and then makes
+copies of its process for the gateways and the workers, or one for the process that is both. They load the rest
 while the supervisor reads its settings and opens the stores, and then wait for their instructions (`broker.child`).
 All other processes, such as those that are started again, are interpreters of their own: by then the supervisor has
 files, keys and signal handlers which no copy may have. This module must stay light: it is imported before anything
@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
+from broker.settings.placement import Guess
 from broker.settings.variables import PURE_VARIABLE, VARIABLE_PREFIX
 
 PACKAGES = Path(__file__).resolve().parents[2]  # children must find this, whatever their working directory is
-ONE_PROCESS = ("broker.one_process",)
-SEPARATE = ("broker.gateway", "broker.worker")
+MOST_OF_A_KIND = 16  # more are started when their number is known to be allowed
 SHARED = ("broker.child", "broker.logging")  # what every process needs, the supervisor, too
 
 
@@ -72,7 +72,19 @@ class Copy:
 
 Interpreter = subprocess.Popen[bytes] | Copy
 
-_ahead: dict[str, Copy] = {}
+_ahead: list[tuple[str, Copy]] = []  # their modules, in the order of `start_ahead`
+
+
+def modules(command: str, guess: Guess) -> list[str]:
+    """Those of the processes that a command is likely to need: `serve`, `worker` or `gateway`."""
+    if command == "serve" and guess.is_one_process:
+        return ["broker.one_process"]
+    observer = ["broker.observer"]
+    if command == "worker":
+        return ["broker.worker", *observer]
+    gateways = ["broker.gateway"] * min(guess.gateways, MOST_OF_A_KIND)
+    workers = ["broker.worker"] * min(guess.workers, MOST_OF_A_KIND) if command == "serve" else []
+    return [*gateways, *(observer if len(gateways) > 1 else []), *workers]
 
 
 def start(module: str) -> Interpreter:
@@ -120,7 +132,7 @@ def start_ahead(modules: Sequence[str]) -> None:
         importlib.import_module(module)
     gc.freeze()
     for module in modules:
-        _ahead[module] = _copy(module)
+        _ahead.append((module, _copy(module)))
 
 
 def _open_standard_descriptors() -> None:
@@ -150,7 +162,7 @@ def _be(module: str, instructions: int, answer: int) -> NoReturn:
     os.setpgid(0, 0)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     while _ahead:
-        _, other = _ahead.popitem()
+        _, other = _ahead.pop()
         other.close()
     for descriptor, standard in ((instructions, 0), (answer, 1)):
         os.dup2(descriptor, standard)
@@ -167,14 +179,18 @@ def _be(module: str, instructions: int, answer: int) -> NoReturn:
 
 
 def take(module: str) -> Interpreter:
-    """The process that `start_ahead` started for `module`, else a new one."""
-    return _ahead.pop(module, None) or start(module)
+    """A process that `start_ahead` started for `module`, else a new one."""
+    for place, (found, process) in enumerate(_ahead):
+        if found == module:
+            del _ahead[place]
+            return process
+    return start(module)
 
 
 def discard_ahead() -> None:
     """End the processes that `take` did not return."""
     while _ahead:
-        _, process = _ahead.popitem()
+        _, process = _ahead.pop()
         process.kill()
         process.close()
         process.wait()

@@ -8,7 +8,7 @@ from pydantic.fields import FieldInfo
 from broker.namespace.entities import AuthorizationRule, QueueDescription
 from broker.namespace.rule_descriptions import CorrelationFilter, RuleDescription, RuleValue, SqlAction, SqlFilter
 from broker.settings.config import MIB, Amqp, DeclaredSubscription, DeclaredTopic, Settings, is_loopback
-from broker.settings.placement import guess_one_process
+from broker.settings.placement import PARTITIONS, guess
 from broker.settings.reference import document
 from broker.settings.sources import leaves, section_of, variable
 
@@ -160,11 +160,12 @@ def test_the_partitions_are_in_the_gateways_process_if_set_and_with_one_processo
     if is_one:
         assert settings.worker_count == 1
     arguments = [] if workers is None else [f"--workers={workers}"]
-    assert guess_one_process(["peeklock", "serve", *arguments], {"PEEKLOCK_GATEWAYS": str(gateways)}) is is_one
+    guessed = guess(["peeklock", "serve", *arguments], {"PEEKLOCK_GATEWAYS": str(gateways)})
+    assert guessed == (is_one, settings.gateways, settings.worker_count)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "environment", "guess"),
+    ("arguments", "environment", "is_one"),
     [
         ([], {}, True),
         (["--workers", "1"], {}, False),
@@ -176,13 +177,13 @@ def test_the_partitions_are_in_the_gateways_process_if_set_and_with_one_processo
         (["--workers", "no number"], {}, True),
     ],
 )
-def test_it_is_guessed_before_the_settings_are_read(monkeypatch, arguments, environment, guess):
+def test_it_is_guessed_before_the_settings_are_read(monkeypatch, arguments, environment, is_one):
     monkeypatch.setattr("os.cpu_count", lambda: 1)
-    assert guess_one_process(["peeklock", "serve", *arguments], environment) is guess
+    assert guess(["peeklock", "serve", *arguments], environment).is_one_process is is_one
 
 
 @pytest.mark.parametrize(
-    ("text", "environment", "guess"),
+    ("text", "environment", "is_one"),
     [
         ("workers = 0", {}, True),
         ("workers = 2\n[[queues]]\nname = 'q'", {}, False),
@@ -197,14 +198,33 @@ def test_it_is_guessed_before_the_settings_are_read(monkeypatch, arguments, envi
     ],
 )
 @pytest.mark.parametrize("how", ["flag", "flag=", "variable"])
-def test_it_is_guessed_from_the_file(monkeypatch, tmp_path, text, environment, guess, how):
+def test_it_is_guessed_from_the_file(monkeypatch, tmp_path, text, environment, is_one, how):
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     file = tmp_path / "peeklock.toml"
     file.write_bytes(text.encode(errors="surrogateescape"))
     arguments = {"flag": ["--config", str(file)], "flag=": [f"--config={file}"], "variable": []}[how]
     if how == "variable":
         environment = environment | {"PEEKLOCK_CONFIG": str(file)}
-    assert guess_one_process(["peeklock", "serve", *arguments], environment) is guess
+    assert guess(["peeklock", "serve", *arguments], environment).is_one_process is is_one
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "processors", "numbers"),
+    [
+        ("", {}, 2, (1, 1)),
+        ("", {}, 8, (1, PARTITIONS)),
+        ("partitions = 2", {}, 8, (1, 2)),
+        ("workers = 3\ngateways = 2", {"PEEKLOCK_GATEWAYS": "5"}, 8, (5, 3)),
+        ("workers = -1\ngateways = 'two'", {}, 2, (1, 1)),
+        ("partitions = 0", {}, 8, (1, 1)),
+    ],
+)
+def test_the_numbers_of_processes_are_guessed(monkeypatch, tmp_path, text, environment, processors, numbers):
+    monkeypatch.setattr("os.cpu_count", lambda: processors)
+    file = tmp_path / "peeklock.toml"
+    file.write_text(text)
+    guessed = guess(["peeklock", "serve", "--config", str(file)], environment)
+    assert (guessed.gateways, guessed.workers) == numbers
 
 
 def test_a_guess_reads_nothing_from_a_pipe(monkeypatch):
@@ -213,7 +233,7 @@ def test_a_guess_reads_nothing_from_a_pipe(monkeypatch):
     with os.fdopen(reading) as pipe, os.fdopen(writing, "w") as other:
         other.write("workers = 0")
         other.close()
-        assert not guess_one_process(["peeklock", "serve", "--config", f"/dev/fd/{reading}"], {})
+        assert not guess(["peeklock", "serve", "--config", f"/dev/fd/{reading}"], {}).is_one_process
         assert pipe.read() == "workers = 0"
 
 

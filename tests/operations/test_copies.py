@@ -1,4 +1,4 @@
-"""The first gateway and worker are copies of the supervisor's process, made before it has read its settings."""
+"""The first gateways and workers are copies of the supervisor's process, made before it has read its settings."""
 
 import os
 import signal
@@ -23,16 +23,20 @@ def whole_starts(monkeypatch):
     monkeypatch.setattr(preloaded, "WHOLE_STARTS", True)
 
 
-@pytest.fixture
-def waiting(tmp_path):
-    """A supervisor that waits for its file of settings, and its two copies, which wait for their instructions."""
+@pytest.fixture(params=[(1, 1), (2, 3)], ids=["one of each", "two gateways and three workers"])
+def waiting(tmp_path, monkeypatch, request):
+    """A supervisor that waits for its file of settings, and its copies, which wait for their instructions."""
+    gateways, workers = request.param
+    monkeypatch.setenv("PEEKLOCK_GATEWAYS", str(gateways))
+    monkeypatch.setenv("PEEKLOCK_WORKERS", str(workers))
+    expected = ["broker.gateway"] * gateways + ["broker.observer"] * (gateways > 1) + ["broker.worker"] * workers
     os.mkfifo(tmp_path / "config.toml")
     with subprocess.Popen([*SERVE, tmp_path / "config.toml"], cwd=REPOSITORY, stderr=subprocess.PIPE) as serve:
 
         def titled():
             found = psutil.Process(serve.pid).children()
             modules = sorted(command_of(each)[-1] for each in found)
-            return found if modules == ["broker.gateway", "broker.worker"] else []
+            return found if modules == expected else []
 
         try:
             yield serve, eventually(titled, "both run")
