@@ -1,6 +1,7 @@
 """Brokers that tests start see none of the caller's settings. Tests may be coroutines. `tests.tiers` says which run."""
 
 import asyncio
+import gc
 import inspect
 import os
 from pathlib import Path
@@ -21,6 +22,7 @@ TEST_SECONDS = 1.5 * PATIENCE_S  # so that a wait that is in vain says what it w
 ROOT = Path(__file__).parents[1]
 PROCESSES_PER_CPU = 3  # most tests of brokers wait
 TABLE = tiers.read()
+gc.disable()  # until all tests are there: what collection makes stays
 
 settings.register_profile(
     "peeklock",
@@ -53,6 +55,11 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if TABLE.tier_of(item.nodeid) == tier]
     items.sort(key=lambda item: TABLE.place_of(item.nodeid))
+
+
+def pytest_collection_finish(session):
+    gc.freeze()  # else each full collection looks at all tests
+    gc.enable()
 
 
 def pytest_xdist_auto_num_workers(config):
