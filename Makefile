@@ -118,8 +118,11 @@ spark: $(SPARK_INSTALLED)
 
 spark-packages: $(SPARK_PACKAGES)
 
+# Only what the extras ask for: Peeklock is there, and may be in use.
+EXTRAS := import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
+	print(*extras["spark"], *extras["jobs"], sep="\n")
 $(SPARK_PACKAGES): $(EXTENSION)
-	$(BIN)/python -m pip install --quiet --editable '.[spark,jobs]'
+	$(BIN)/python -c '$(EXTRAS)' | $(BIN)/python -m pip install --quiet --requirement /dev/stdin
 	@touch $@
 
 $(SPARK_INSTALLED): $(SPARK_PACKAGES)
