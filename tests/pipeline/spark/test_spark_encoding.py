@@ -122,12 +122,19 @@ def test_a_transfer_has_a_limited_number_of_messages():
 
 
 def test_encoding_costs_microseconds_for_a_row():
-    """Some ten times what it takes on an idle machine: so that a loop over rows, which takes far more, is noticed."""
+    """Some ten times what it takes on an idle machine: so that a loop over rows, which takes far more, is noticed.
+
+    On a busy one a process also takes more of its processor, but hardly each time.
+    """
     rows = 10_000
     columns = {"body": pa.array([b"x" * 1024] * rows), "messageId": pa.array([str(row) for row in range(rows)])}
-    begun = time.process_time()
-    list(payloads(sections(columns), 1 << 17))
-    assert (time.process_time() - begun) / rows < 15e-6
+
+    def cost():
+        begun = time.process_time()
+        list(payloads(sections(columns), 1 << 17))
+        return time.process_time() - begun
+
+    assert min(cost() for _ in range(5)) / rows < 15e-6
 
 
 POSITIONS = st.lists(
