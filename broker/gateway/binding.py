@@ -177,8 +177,7 @@ def _bind_receiver(
         return SessionReceiver(host, link, entity, address, entity.partition, session, others)
     if has_sessions:
         raise NotAllowed(error_texts.SESSION_RECEIVER_REQUIRED)
-    most_bytes = entity.max_message_bytes(host.gateway.settings.amqp.max_message_size_bytes)
-    link.accept(most_bytes, filters=others.in_place)
+    link.accept(filters=others.in_place)
     if entity.is_partitioned:
         return PartitionedReceiver(host, link, entity, address, others.selector)
     return ClientReceiver(host, link, entity, address, entity.partitions, others.selector)
@@ -200,6 +199,5 @@ def _bind_browser(
     filters = others.in_place
     if session is not None and session_id is not None:
         filters |= session_filter.accepted_filters(session, session_id)
-    most_bytes = entity.max_message_bytes(host.gateway.settings.amqp.max_message_size_bytes)
-    link.accept(most_bytes, filters=filters, copies=True)
+    link.accept(filters=filters, copies=True)
     return Browser(host, link, entity, address, session_id, others.selector)

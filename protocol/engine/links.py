@@ -244,6 +244,9 @@ class Link:
     ) -> None:
         """Answer the attach with the received termini and settle modes; then grant `credit` if we receive.
 
+        `max_message_bytes` is what we take on a receiving link. The answer of a sending link names no size: 2.7.3 has
+        one for what its sender takes, but clients in .NET and Go give up a delivery that is longer than either side's.
+
         On a sending link `filters` are those in place; no others are in the answer (3.5.8). `copies`: we send copies of
         messages, as the peer has asked for; otherwise the answer does not say that we do.
         """
@@ -264,6 +267,7 @@ class Link:
             set_value(lib.pn_link_properties(pointer), properties)
         self.max_message_bytes = max_message_bytes
         if max_message_bytes:
+            assert not self.is_sender
             lib.pn_link_set_max_message_size(pointer, max_message_bytes)
         lib.pn_link_open(pointer)
         if credit:

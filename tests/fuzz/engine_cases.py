@@ -49,7 +49,7 @@ class Server:
         if link.is_coordinator or link.is_dynamic or not link.address or link.address.startswith("$"):
             link.refuse("amqp:not-implemented", f"not {link.address}")
         else:
-            link.accept(1 << 16, 100)
+            link.accept(0 if link.is_sender else 1 << 16, 100)
 
     def on_detach(self, link: Link, closed: bool, condition: str, description: str) -> None: ...
 

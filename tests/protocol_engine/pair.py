@@ -47,7 +47,7 @@ class Side:
             if self.refusal:
                 link.refuse(*self.refusal)
             else:
-                link.accept(self.max_message_bytes, 0 if link.is_sender else self.credit)
+                link.accept() if link.is_sender else link.accept(self.max_message_bytes, self.credit)
 
     def on_detach(self, link: Link, closed: bool, condition: str, description: str) -> None:
         self.events.append(("detach", link.name, closed, condition, description))

@@ -37,7 +37,7 @@ class Peer(Server):
         self.engine.pull()
 
     def on_attach(self, link):
-        link.accept(LIMIT_BYTES, 100)
+        link.accept() if link.is_sender else link.accept(LIMIT_BYTES, 100)
 
     def on_message(self, link, delivery, payload, batch, settled, state):
         self.events.append(("message", link.name, payload, batch, settled, state))

@@ -68,7 +68,6 @@ class SessionReceiver(ClientReceiver):
         self.session_id = session_id
         self.connection.sessions[self.queue, session_id] = self
         self.link.accept(
-            self.entity.max_message_bytes(self.connection.gateway.settings.amqp.max_message_size_bytes),
             filters=session_filter.accepted_filters(self._request, session_id) | self._filters.in_place,
             properties=dict(session_filter.accepted_properties(locked_until_ms)),
         )
