@@ -4,6 +4,7 @@ The `type` attribute says what a filter is, not its expression. Some clients kno
 fail on a rule without an action element.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final
@@ -48,6 +49,8 @@ _TYPES: Final[dict[str, tuple[ValueType, Callable[[str], Any]]]] = {
 # Python calls a negative number an int however large it is.
 _WIDER: Final = {"short": "int", "byte": "int", "float": "double", "decimal": "double", "unsignedInt": "long"}
 _INT: Final = range(-(1 << 31), 1 << 31)
+# As .NET and the service write a time: ticks are the seventh place.
+_TIME: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,7})?)\d*(Z|[+-]\d\d:\d\d)", re.ASCII)
 
 
 def read(name: str, described: Element) -> RuleDescription:
@@ -123,8 +126,8 @@ def _read_values(given: Element | None) -> dict[str, RuleValue]:
 def _read_value(key: str, given: Element) -> RuleValue:
     if xml.is_nil(given):
         return RuleValue(type=ValueType.NULL, value=None)
-    name = xml.type_of(given) or "string"
-    name = _WIDER.get(name, name)
+    given_type = xml.type_of(given) or "string"
+    name = _WIDER.get(given_type, given_type)
     if name not in _TYPES:
         raise InvalidArgument(f"Value of {key[:100]!r}: its type {name[:100]!r} must be one of {', '.join(_TYPES)}.")
     kind, read_text = _TYPES[name]
@@ -134,13 +137,21 @@ def _read_value(key: str, given: Element) -> RuleValue:
         if kind is ValueType.INT and value not in _INT:
             kind = ValueType.LONG
         made = RuleValue(type=kind, value=value)
-        has_no_zone = kind is ValueType.TIMESTAMP and datetime.fromisoformat(str(value)).tzinfo is None
-        return made.model_copy(update={"text": value}) if has_no_zone else made
+        return made.model_copy(update={"text": _kept_text(given_type, made, str(value))})
     except ValidationError as error:
         [first, *_] = error.errors(include_url=False, include_input=False)
         raise InvalidArgument(f"Value of {key[:100]!r}: {first['msg']}.") from None
     except ValueError:
         raise InvalidArgument(f"Value of {key[:100]!r}: {text[:100]!r} is no {name}.") from None
+
+
+def _kept_text(given_type: str, made: RuleValue, text: str) -> str | None:
+    """What the value does not tell of itself: that a small number is a long, and how a time was written."""
+    if made.type is ValueType.TIMESTAMP:
+        if (as_sent := _TIME.fullmatch(text)) is not None:
+            return "".join(as_sent.groups())
+        return text if datetime.fromisoformat(text).tzinfo is None else None
+    return text if given_type == "long" and made.value in _INT else None
 
 
 def write(rule: RuleDescription, created_ms: int | None = None, element: str = ELEMENT) -> str:
@@ -199,8 +210,8 @@ def _write_value(value: RuleValue) -> str:
             return '<Value i:nil="true"/>'
         case ValueType.BOOLEAN:
             name, text = "boolean", write_boolean(content)
-        case ValueType.LONG if content in _INT:
-            name, text = "int", str(content)  # JavaScript's client knows no long
+        case ValueType.LONG if content in _INT and value.text is None:
+            name, text = "int", str(content)  # JavaScript's client knows no long, and nobody has said that it is one
         case ValueType.TIMESTAMP:
             name, text = "dateTime", value.text or write_time(content)
         case ValueType.DURATION:

@@ -79,7 +79,7 @@ class RuleValue(Frozen):
     type: ValueType = Field(description="string, int, long, double, boolean, timestamp, uuid or duration.")
     value: bool | int | float | str | None = Field(description="The value, as its type says.")
     text: Annotated[str, StringConstraints(max_length=64)] | None = Field(
-        None, description="How a client of the administration API has written a timestamp without a zone."
+        None, description="How a client of the administration API has written a timestamp, or a long that fits an int."
     )
 
     @model_validator(mode="before")
