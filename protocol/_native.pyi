@@ -246,10 +246,12 @@ def render(
     lock_token: bytes | None,
     locked_until_ms: int,
     keys: int = 0,
+    is_copy: bool = False,
 ) -> bytes | None:
     """The message as a receiver gets it, as `protocol.message.rendering.render`; None if the record is not usual.
 
     `keys` are those of `broker.namespace.fragments.Keys`: if not 0, the message says its partition and its key.
+    `is_copy`: it is a subscription's, and says its number as that at which it was enqueued, too.
     """
 
 def window(session: int) -> int:
@@ -342,8 +344,17 @@ class Outgoing:
     of tokens say.
     """
 
-    def __init__(self, link: int, owner: Receiver, settled: bool, by_partition: bool = False, keys: int = 0) -> None:
-        """`keys`: see `render`."""
+    def __init__(
+        self,
+        link: int,
+        owner: Receiver,
+        settled: bool,
+        by_partition: bool = False,
+        keys: int = 0,
+        is_copy: bool = False,
+    ) -> None:
+        """`keys`, `is_copy`: see `render`."""
+
     @property
     def count(self) -> int:
         """The number of accepted deliveries that have gathered."""

@@ -104,26 +104,27 @@ static PyObject *take_apart(PyObject *module, PyObject *arguments) {
     return Py_BuildValue("y#N", intake.layout, (Py_ssize_t)LAYOUT_BYTES, stored);
 }
 
-// render(record, sequence_number, delivery_count, lock token as uuid | None, until ms, keys = 0) -> bytes | None
+// render(record, sequence_number, delivery_count, lock token as uuid | None, until ms, keys = 0, is_copy = False)
+//   -> bytes | None
 static PyObject *render(PyObject *module, PyObject *arguments) {
     (void)module;
     const char *record, *token = NULL;
     Py_ssize_t size, token_bytes = 0;
     unsigned long long sequence_number, locked_until_ms = 0;
     unsigned int delivery_count;
-    int number_of_keys = NO_KEYS;
-    if (!PyArg_ParseTuple(arguments, "y#KIz#K|i", &record, &size, &sequence_number, &delivery_count, &token, &token_bytes,
-                          &locked_until_ms, &number_of_keys))
+    int number_of_keys = NO_KEYS, is_copy = 0;
+    if (!PyArg_ParseTuple(arguments, "y#KIz#K|ip", &record, &size, &sequence_number, &delivery_count, &token, &token_bytes,
+                          &locked_until_ms, &number_of_keys, &is_copy))
         return NULL;
     enum keys keys = (enum keys)number_of_keys;
     if (!record_is_usual((const uint8_t *)record, (size_t)size, keys)) Py_RETURN_NONE;
-    struct delivery delivery = {sequence_number, delivery_count, token != NULL, locked_until_ms, {0}, keys};
+    struct delivery delivery = {sequence_number, delivery_count, token != NULL, locked_until_ms, {0}, keys, is_copy};
     if (token && token_bytes != sizeof delivery.lock_token) {
         PyErr_SetString(PyExc_ValueError, "a token of another length");
         return NULL;
     }
     if (token) memcpy(delivery.lock_token, token, sizeof delivery.lock_token);
-    size_t rendered_bytes = record_rendered_bytes((const uint8_t *)record, (size_t)size, token != NULL, keys);
+    size_t rendered_bytes = record_rendered_bytes((const uint8_t *)record, (size_t)size, &delivery);
     PyObject *rendered = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)rendered_bytes);
     if (rendered) {
         uint8_t *bytes = (uint8_t *)PyBytes_AsString(rendered);

@@ -97,6 +97,7 @@ typedef struct {
     struct buffer transacted;       // if they are in one, addresses of those that wait for an answer
     bool by_partition;   // outcomes of each partition wait in a line of their own
     enum keys keys;      // of the entity
+    bool is_copy;        // the entity is a subscription
     struct buffer lines; // struct line
 } Outgoing;
 

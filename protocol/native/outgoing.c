@@ -79,7 +79,7 @@ static void forget_delivery(Outgoing *outgoing, struct part *part) {
 static bool begin_large(struct large *large, struct part *part) {
     size_t bytes;
     const uint8_t *record = next_record(part, &bytes);
-    if (!buffer_reserve(&large->head, record_rendered_bytes(record, bytes, part->delivery.locked, part->delivery.keys))) return false;
+    if (!buffer_reserve(&large->head, record_rendered_bytes(record, bytes, &part->delivery))) return false;
     uint8_t *end = record_render_head(record, bytes, &part->delivery, large->head.bytes, &large->rest, &large->rest_bytes);
     large->head.size = (size_t)(end - large->head.bytes);
     large->at = 0;
@@ -174,9 +174,10 @@ static int outgoing_init(PyObject *self, PyObject *arguments, PyObject *keywords
     Outgoing *outgoing = (Outgoing *)self;
     unsigned long long link;
     PyObject *owner;
-    int settled, by_partition = 0, keys = NO_KEYS;
-    static char *names[] = {"link", "owner", "settled", "by_partition", "keys", NULL};
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "KOp|pi", names, &link, &owner, &settled, &by_partition, &keys))
+    int settled, by_partition = 0, keys = NO_KEYS, is_copy = 0;
+    static char *names[] = {"link", "owner", "settled", "by_partition", "keys", "is_copy", NULL};
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "KOp|pip", names, &link, &owner, &settled, &by_partition, &keys,
+                                     &is_copy))
         return -1;
     if (keys < NO_KEYS || keys > KEYS_WITH_MESSAGE_ID) {
         PyErr_SetString(PyExc_ValueError, "no such keys");
@@ -187,6 +188,7 @@ static int outgoing_init(PyObject *self, PyObject *arguments, PyObject *keywords
     outgoing->settled = settled;
     outgoing->by_partition = by_partition;
     outgoing->keys = (enum keys)keys;
+    outgoing->is_copy = is_copy;
     outgoing->parts.item_bytes = sizeof(struct part);
     return 0;
 }
@@ -262,7 +264,15 @@ static PyObject *outgoing_deliver(PyObject *self, PyObject *arguments) {
     }
     uint32_t largest = pump_max_frame(pump);
     size_t frame_bytes = largest ? (largest > PERFORMATIVE_BYTES ? largest - PERFORMATIVE_BYTES : 0) : SIZE_MAX;
-    bool locked = locked_until != Py_None;
+    struct delivery common = {.sequence_number = sequence_number,
+                              .delivery_count = delivery_count,
+                              .locked = locked_until != Py_None,
+                              .keys = outgoing->keys,
+                              .is_copy = outgoing->is_copy};
+    if (common.locked) {
+        common.locked_until_ms = (uint64_t)PyLong_AsLongLong(locked_until);
+        if (PyErr_Occurred()) return NULL;
+    }
     long long enqueued_ms = 0;
     for (Py_ssize_t left = count; left; left--) {
         size_t record_bytes = run_next(bytes, size, &end);
@@ -271,7 +281,7 @@ static PyObject *outgoing_deliver(PyObject *self, PyObject *arguments) {
             enqueued_ms = (int64_t)read_u64(bytes + end + ENQUEUED_AT);
             if (enqueued_ms < 0) enqueued_ms = 0; // as `storage.records.message_enqueued_ms`
         }
-        size_t rendered_bytes = record_rendered_bytes(bytes + end, record_bytes, locked, outgoing->keys);
+        size_t rendered_bytes = record_rendered_bytes(bytes + end, record_bytes, &common);
         frames += frames_of(rendered_bytes, frame_bytes);
         queued_bytes += rendered_bytes;
         end += record_bytes;
@@ -284,17 +294,13 @@ static PyObject *outgoing_deliver(PyObject *self, PyObject *arguments) {
     }
     struct part *part = ring_push(&outgoing->parts);
     if (!part) return PyErr_NoMemory();
-    *part = (struct part){.run = Py_NewRef(run), .at = (size_t)at, .left = (size_t)count, .frame_bytes = frame_bytes};
+    *part = (struct part){.run = Py_NewRef(run),
+                          .at = (size_t)at,
+                          .left = (size_t)count,
+                          .frame_bytes = frame_bytes,
+                          .delivery = common};
     if (!are_consecutive) part->numbers = Py_NewRef(numbers);
     memcpy(part->token, token, TOKEN_BYTES);
-    part->delivery.sequence_number = sequence_number;
-    part->delivery.delivery_count = delivery_count;
-    part->delivery.locked = locked;
-    part->delivery.keys = outgoing->keys;
-    if (locked) {
-        part->delivery.locked_until_ms = (uint64_t)PyLong_AsLongLong(locked_until);
-        if (PyErr_Occurred()) return NULL;
-    }
     outgoing->queued_bytes += queued_bytes;
     uint8_t tag[TOKEN_BYTES];
     memcpy(tag, token, TOKEN_BYTES);
@@ -302,7 +308,7 @@ static PyObject *outgoing_deliver(PyObject *self, PyObject *arguments) {
     for (; count; count--) {
         if (are_large) {
             size_t record_bytes = run_next(bytes, size, &next);
-            needed = frames_of(record_rendered_bytes(bytes + next, record_bytes, locked, outgoing->keys), frame_bytes);
+            needed = frames_of(record_rendered_bytes(bytes + next, record_bytes, &common), frame_bytes);
             next += record_bytes;
         }
         void *delivery = proton.delivery(outgoing->link, (struct pn_bytes){TOKEN_BYTES, (const char *)tag});

@@ -12,6 +12,7 @@ enum { DURABLE = 1, HAS_PRIORITY = 2 };
 #define SEQUENCE_NUMBER "\xA3\x15x-opt-sequence-number\x81"
 #define ENQUEUED_TIME "\xA3\x13x-opt-enqueued-time\x83"
 #define LOCKED_UNTIL "\xA3\x12x-opt-locked-until\x83"
+#define ENQUEUE_SEQUENCE_NUMBER "\xA3\x1Dx-opt-enqueue-sequence-number\x81"
 #define PARTITION_ID "\xA3\x12x-opt-partition-id\x61"
 #define PARTITION_KEY "\xA3\x13x-opt-partition-key\xA1"
 #define LOCK_TOKEN "\x00\x53\x71\xC1\x24\x02\xA3\x10x-opt-lock-token\x98" // the whole section up to the token
@@ -115,21 +116,22 @@ bool record_is_usual(const uint8_t *record, size_t size, enum keys keys) {
 }
 
 // Bytes of our annotations.
-static uint32_t ours(bool locked, enum keys keys, const struct added_key *key) {
+static uint32_t ours(const struct delivery *delivery, const struct added_key *key) {
     uint32_t bytes = TEXT_BYTES(SEQUENCE_NUMBER) + 8 + TEXT_BYTES(ENQUEUED_TIME) + 8;
-    if (locked) bytes += TEXT_BYTES(LOCKED_UNTIL) + 8;
-    if (keys != NO_KEYS) bytes += TEXT_BYTES(PARTITION_ID) + 2;
+    if (delivery->locked) bytes += TEXT_BYTES(LOCKED_UNTIL) + 8;
+    if (delivery->is_copy) bytes += TEXT_BYTES(ENQUEUE_SEQUENCE_NUMBER) + 8;
+    if (delivery->keys != NO_KEYS) bytes += TEXT_BYTES(PARTITION_ID) + 2;
     if (key->text) bytes += TEXT_BYTES(PARTITION_KEY) + 1 + (uint32_t)key->bytes;
     return bytes;
 }
 
-size_t record_rendered_bytes(const uint8_t *record, size_t size, bool locked, enum keys keys) {
+size_t record_rendered_bytes(const uint8_t *record, size_t size, const struct delivery *delivery) {
     struct layout layout = layout_of(record);
     size_t bytes = 4 + 2 + 1 + (layout.flags & HAS_PRIORITY ? 2 : 1) + 3 + 4;
-    if (locked) bytes += TEXT_BYTES(LOCK_TOKEN) + 16;
+    if (delivery->locked) bytes += TEXT_BYTES(LOCK_TOKEN) + 16;
     struct added_key key;
-    find_key(record, &layout, keys, &key);
-    bytes += 4 + 4 + 4 + ours(locked, keys, &key);
+    find_key(record, &layout, delivery->keys, &key);
+    bytes += 4 + 4 + 4 + ours(delivery, &key);
     if (expires(record)) {
         struct timed_properties timed;
         with_times(properties_of(record, &layout), layout.properties_bytes, &timed);
@@ -169,9 +171,9 @@ uint8_t *record_render_head(const uint8_t *record, size_t size, const struct del
     struct added_key key;
     find_key(record, &layout, delivery->keys, &key);
     at = write_bytes(at, "\x00\x53\x72\xD1", 4);
-    at = write_u32(at, 4 + ours(delivery->locked, delivery->keys, &key) + layout.annotation_bytes);
-    at = write_u32(at, 4u + (delivery->locked ? 2u : 0u) + (delivery->keys != NO_KEYS ? 2u : 0u) +
-                           (key.text ? 2u : 0u) + layout.annotation_values);
+    at = write_u32(at, 4 + ours(delivery, &key) + layout.annotation_bytes);
+    at = write_u32(at, 4u + (delivery->locked ? 2u : 0u) + (delivery->is_copy ? 2u : 0u) +
+                           (delivery->keys != NO_KEYS ? 2u : 0u) + (key.text ? 2u : 0u) + layout.annotation_values);
     at = write_bytes(at, SEQUENCE_NUMBER, TEXT_BYTES(SEQUENCE_NUMBER));
     at = write_u64(at, delivery->sequence_number);
     at = write_bytes(at, ENQUEUED_TIME, TEXT_BYTES(ENQUEUED_TIME));
@@ -179,6 +181,10 @@ uint8_t *record_render_head(const uint8_t *record, size_t size, const struct del
     if (delivery->locked) {
         at = write_bytes(at, LOCKED_UNTIL, TEXT_BYTES(LOCKED_UNTIL));
         at = write_u64(at, delivery->locked_until_ms);
+    }
+    if (delivery->is_copy) {
+        at = write_bytes(at, ENQUEUE_SEQUENCE_NUMBER, TEXT_BYTES(ENQUEUE_SEQUENCE_NUMBER));
+        at = write_u64(at, delivery->sequence_number);
     }
     if (delivery->keys != NO_KEYS) {
         at = write_bytes(at, PARTITION_ID, TEXT_BYTES(PARTITION_ID));

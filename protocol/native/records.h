@@ -35,7 +35,8 @@ static inline size_t run_next(const uint8_t *run, size_t size, size_t *at) {
 // What chooses the fragment of a message, as `broker.namespace.fragments.Keys`.
 enum keys { NO_KEYS = 0, SET_KEYS = 1, KEYS_WITH_MESSAGE_ID = 2 };
 
-// What all deliveries of a run have in common. `locked` is false for messages that are received and deleted.
+// What all deliveries of a run have in common. `locked` is false for messages that are received and deleted. `is_copy`: they
+// are a subscription's, and say their sequence number as that at which they were enqueued, too.
 struct delivery {
     uint64_t sequence_number;
     uint32_t delivery_count;
@@ -43,6 +44,7 @@ struct delivery {
     uint64_t locked_until_ms;
     uint8_t lock_token[16]; // in the order of an AMQP uuid
     enum keys keys;
+    bool is_copy;
 };
 
 // True if the record is rendered by `record_render`: its layout fits its size, it has no delivery annotations of its
@@ -51,7 +53,7 @@ struct delivery {
 bool record_is_usual(const uint8_t *record, size_t size, enum keys keys);
 
 // The number of bytes that `record_render` writes.
-size_t record_rendered_bytes(const uint8_t *record, size_t size, bool locked, enum keys keys);
+size_t record_rendered_bytes(const uint8_t *record, size_t size, const struct delivery *delivery);
 
 // As `record_render`, up to the bytes that are as in the record: these are at `*rest_at`.
 uint8_t *record_render_head(const uint8_t *record, size_t size, const struct delivery *delivery, uint8_t *to,

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from protocol.codec import Int, Short, Symbol, Timestamp, UInt, decode
+from protocol.codec import Int, Long, Short, Symbol, Timestamp, UInt, decode
 from tests.brokers import Broker
 from tests.end_to_end.raw_peer import (
     ACCEPTED,
     DISPOSITION,
     MODIFIED,
+    REJECTED,
     TRANSFER,
     Frame,
     RawPeer,
@@ -24,6 +25,7 @@ from tests.sessions.raw_sessions import accept, annotations_of, receive
 
 STATE, SCHEDULED = Symbol("x-opt-message-state"), Symbol("x-opt-scheduled-enqueue-time")
 KEY, PARTITION, NUMBER = Symbol("x-opt-partition-key"), Symbol("x-opt-partition-id"), Symbol("x-opt-sequence-number")
+ENQUEUED_NUMBER = Symbol("x-opt-enqueue-sequence-number")
 WAS_SCHEDULED, IS_DEFERRED, IS_ACTIVE = 2, 1, 0
 
 CONFIG = """
@@ -242,3 +244,62 @@ def test_plain_entities_say_what_was_sent(peer: RawPeer, sent_to: str) -> None:
         send(peer, sent_to, message(b"m", properties=[identity], annotations=annotations))
         found = annotations_of(take(peer, "plain" if sent_to == "from-once" else sent_to).payload)
         assert {name: found[name] for name in (KEY, PARTITION) if name in found} == annotations
+
+
+# -- the number of an earlier place
+
+
+@pytest.mark.parametrize("topic", ["news", "spread-once-news"])
+@pytest.mark.parametrize(
+    "sent",
+    [
+        message(b"m", properties=["usual"]),
+        message(b"m", properties=["expires"], header=[None, None, UInt(600_000)]),
+        message(b"m", properties=["in a session", *[None] * 9, "s"]),
+        message(b"m" * 300_000, properties=["large"]),
+    ],
+    ids=["usual", "expires", "in a session", "large"],
+)
+def test_a_subscriptions_message_has_an_enqueued_number_however_it_is_seen(
+    peer: RawPeer, topic: str, sent: bytes
+) -> None:
+    """In the cloud it is the topic's number. The topic here gives none, so it is that of the subscription."""
+    address = f"{topic}/Subscriptions/all"
+    sender = peer.attach_sender(topic)
+    peer.transfer_in_parts(sent, sender)
+    assert peer.expect(DISPOSITION).fields[4].descriptor == ACCEPTED
+    peer.attach_receiver(address, credit=1)
+    frame = peer.expect(TRANSFER)
+    received = annotations_of(frame.payload)
+    node = Node(peer, f"{address}/$management")
+    arguments = {"from-sequence-number": received[NUMBER], "message-count": Int(1)}
+    [peeked] = node.ask("com.microsoft:peek-message", arguments).body["messages"]
+    browser = peer.attach(sender=False, source_=source(address, mode=Symbol("copy")))
+    peer.flow(browser, 1)
+    seen = [received, annotations_of(peeked["message"]), annotations_of(peer.expect(TRANSFER).payload)]
+    assert [each[ENQUEUED_NUMBER] for each in seen] == [received[NUMBER]] * 3
+    assert {type(each[ENQUEUED_NUMBER]) for each in seen} == {Long}
+    peer.settle(frame.fields[1], state=outcome(MODIFIED, None, True))
+    assert peer.expect(DISPOSITION).fields[4].descriptor == MODIFIED
+    arguments = {"sequence-numbers": [received[NUMBER]], "receiver-settle-mode": UInt(0)}
+    [deferred] = node.ask("com.microsoft:receive-by-sequence-number", arguments).body["messages"]
+    assert annotations_of(deferred["message"])[ENQUEUED_NUMBER] == received[NUMBER]
+
+
+def test_a_number_that_a_subscriptions_message_had_before_stays(peer: RawPeer) -> None:
+    handle = peer.attach_receiver("news/Subscriptions/all", credit=1)
+    node = Node(peer, "news/$management")
+    items = [{"message": scheduled(soon()), "message-id": "m"}]
+    [given] = node.ask("com.microsoft:schedule-message", {"messages": items}).body["sequence-numbers"]
+    frame = peer.expect(TRANSFER)
+    assert annotations_of(frame.payload)[ENQUEUED_NUMBER] == given
+    peer.settle(frame.fields[1], state=outcome(REJECTED))
+    peer.expect(DISPOSITION)
+    peer.detach(handle)
+    dead = annotations_of(take(peer, "news/Subscriptions/all/$DeadLetterQueue").payload)
+    assert dead[ENQUEUED_NUMBER] == given
+
+
+def test_a_queues_own_message_has_no_earlier_number(peer: RawPeer) -> None:
+    send(peer, "plain", message(b"m"))
+    assert ENQUEUED_NUMBER not in annotations_of(take(peer, "plain").payload)

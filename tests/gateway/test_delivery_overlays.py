@@ -19,6 +19,19 @@ def sections_of(message: bytes) -> dict[int, Any]:
     return values
 
 
+def test_a_subscriptions_message_says_where_it_was_enqueued_also_if_it_has_changed() -> None:
+    layout, body, _, _ = take_apart(encode(Described(0x75, b"body")))
+    record = encode_message(1_000, NEVER, layout, body)
+    changed: dict[int, Any] = {Field.PROPERTIES: {"a": "b"}}
+    moved: dict[int, Any] = {Field.ENQUEUE_SEQUENCE_NUMBER: 3, **changed}
+    of_copies, of_others = ((None, 7), (changed, 7), (moved, 3)), ((None, None), (changed, None), (moved, 3))
+    for overlay, number, is_copy in [(*each, True) for each in of_copies] + [(*each, False) for each in of_others]:
+        prefix, offset = render_delivery(record, 7, 0, None, overlay, None, is_copy=is_copy)
+        peeked = embed(record, 7, 0, None, overlay, place=Place.AVAILABLE, keys=Keys.NONE, is_copy=is_copy)
+        for shown in (prefix + record[offset:], peeked):
+            assert sections_of(shown)[0x72].get("x-opt-enqueue-sequence-number") == number
+
+
 def test_changes_of_a_rules_action_are_shown_by_link_and_by_request() -> None:
     sections = (["id", None, "to"], {"old": 1, "gone": 2}, b"body")
     message = b"".join(encode(Described(0x73 + at, value)) for at, value in enumerate(sections))

@@ -98,19 +98,21 @@ def test_pieces_of_messages_are_taken_as_by_python(message):
     st.just(NEVER) | TIMES,
     st.none() | st.tuples(st.binary(min_size=16, max_size=16), st.integers(0, (1 << 63) - 1)),
     st.sampled_from(Keys),
+    st.booleans(),
 )
-def test_a_record_is_rendered_as_by_python(generated, number, count, enqueued_ms, expires_ms, lock, keys):
+def test_a_record_is_rendered_as_by_python(generated, number, count, enqueued_ms, expires_ms, lock, keys, is_copy):
     try:
         layout, stored, _, _ = take_apart(generated[1])
     except ProtocolError:
         return
     record = encode_message(enqueued_ms, expires_ms, layout, stored)
     token, until_ms = lock or (None, 0)
-    found = native.render(record, number, count, token, until_ms, keys)
+    found = native.render(record, number, count, token, until_ms, keys, is_copy)
     if expires_ms == NEVER and keys is Keys.NONE:
         assert (found is not None) == (layout[0] < 4)
     if found is not None:
-        prefix, offset = render_delivery(record, number, count, None if lock is None else until_ms, None, token, keys)
+        until = None if lock is None else until_ms
+        prefix, offset = render_delivery(record, number, count, until, None, token, keys, is_copy)
         assert found == prefix + record[offset:]
 
 
@@ -148,7 +150,7 @@ def test_messages_of_partitioned_entities_are_rendered_with_their_keys(keys, ses
     assert found == prefix + record[offset:]
 
 
-@given(st.binary(max_size=120), st.sampled_from(Keys))
-def test_any_record_is_rendered_or_declined(record, keys):
-    native.render(record, 1, 0, None, 0, keys)
-    native.render(record[:16] + NEVER.to_bytes(8, "big") + record[24:], 1, 0, bytes(16), 0, keys)
+@given(st.binary(max_size=120), st.sampled_from(Keys), st.booleans())
+def test_any_record_is_rendered_or_declined(record, keys, is_copy):
+    native.render(record, 1, 0, None, 0, keys, is_copy)
+    native.render(record[:16] + NEVER.to_bytes(8, "big") + record[24:], 1, 0, bytes(16), 0, keys, is_copy)

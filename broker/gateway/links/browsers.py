@@ -115,6 +115,7 @@ class Browser(EntityLink):
         self._max_unsettled = amqp.max_unsettled_per_link
         self._session_id = session_id
         self._keys = connection.gateway.namespace.keys_of(entity)
+        self._is_copy = entity.kind == "subscription"
         self._selector = selector
         partitions = entity.partitions if session_id is None else [entity.partition_of_session(session_id)]
         self._channels = [BrowserChannel(self, partition) for partition in partitions]
@@ -235,7 +236,9 @@ class Browser(EntityLink):
                 channel.from_number = number
                 return False
             self._sent += 1
-            payload = embed(record, number, delivery_count, None, overlay, place=place, keys=self._keys)
+            payload = embed(
+                record, number, delivery_count, None, overlay, place=place, keys=self._keys, is_copy=self._is_copy
+            )
             link.send(self._sent.to_bytes(16, "big"), payload, b"", 0, is_settled)
             self.metrics.outgoing_messages += 1
             self.metrics.outgoing_bytes += len(payload)

@@ -37,14 +37,16 @@ def render_delivery(
     overlay: dict[int, Any] | None,
     lock_token: bytes | None,
     keys: Keys = Keys.NONE,
+    is_copy: bool = False,
 ) -> tuple[bytes, int]:
     """The prefix to send, and the offset in `record` from which the rest is sent.
 
-    `lock_token` is in the order of an AMQP uuid; None as `locked_until_ms` if the message is not locked.
+    `lock_token` is in the order of an AMQP uuid; None as `locked_until_ms` if the message is not locked. `is_copy`: the
+    message is a subscription's, and always has an enqueue-sequence-number: if it has no earlier one, its own.
     """
     _, enqueued_ms, expires_ms, layout = _head(record)
     additions = None
-    if overlay is None and keys is _NONE:
+    if overlay is None and keys is _NONE and not is_copy:
         if expires_ms == NEVER:
             return render(
                 layout,
@@ -61,8 +63,8 @@ def render_delivery(
     else:
         overlay = overlay or {}
         state = _received_state(record, overlay)
-        if state or keys is not _NONE or not overlay.keys().isdisjoint(_ADDED):
-            additions = _additions(record, sequence_number, overlay, keys, state)
+        if state or is_copy or keys is not _NONE or not overlay.keys().isdisjoint(_ADDED):
+            additions = _additions(record, sequence_number, overlay, keys, is_copy, state)
     return render(
         layout,
         record,
@@ -84,12 +86,13 @@ def embed(
     *,
     place: int | None,
     keys: Keys,
+    is_copy: bool = False,
     lock_token: bytes | None = None,
     omit_body: bool = False,
 ) -> bytes:
     """The whole message as it is in answers of $management; `lock_token` is in the byte order of an AMQP uuid.
 
-    `place` is None for an active message that is received.
+    `place` is None for an active message that is received; `is_copy` as in `render_delivery`.
     """
     _, enqueued_ms, expires_ms, layout = _head(record)
     overlay = overlay or {}
@@ -101,7 +104,7 @@ def embed(
         sequence_number,
         delivery_count,
         *_times(enqueued_ms, expires_ms, overlay, locked_until_ms),
-        _additions(record, sequence_number, overlay, keys, state),
+        _additions(record, sequence_number, overlay, keys, is_copy, state),
         lock_token,
         omit_body,
     )
@@ -118,11 +121,16 @@ def _times(
 
 
 def _additions(
-    record: bytes, sequence_number: int, overlay: Mapping[int, Any], keys: Keys, message_state: int | None
+    record: bytes,
+    sequence_number: int,
+    overlay: Mapping[int, Any],
+    keys: Keys,
+    is_copy: bool,
+    message_state: int | None,
 ) -> Additions:
     is_partitioned = keys is not _NONE
     return Additions(
-        overlay.get(Field.ENQUEUE_SEQUENCE_NUMBER),
+        overlay.get(Field.ENQUEUE_SEQUENCE_NUMBER, sequence_number if is_copy else None),
         overlay.get(Field.DEAD_LETTER_SOURCE),
         overlay.get(Field.PROPERTIES),
         message_state,

@@ -243,6 +243,7 @@ class ClientReceiver(EntityLink):
         self._max_unsettled = amqp.max_unsettled_per_link
         self._directives = (DELAY,) if connection.gateway.settings.delivery.abandon_delays else ()  # see `properties`
         self._keys = connection.gateway.namespace.keys_of(entity)
+        self._is_copy = entity.kind == "subscription"
         self._latency = connection.gateway.metrics.delivery_latency
         self.receives_and_deletes = link.settled_by_sender
         self._may_get_more = False  # something has changed, so perhaps the partition can be granted more
@@ -254,7 +255,9 @@ class ClientReceiver(EntityLink):
         self._in_transactions = 0  # outcomes that wait for the answer to their transaction
         self._closing = False
         if native is not None and not self.receives_and_deletes and (self.is_spread or len(partitions) == 1):
-            link.outgoing = native.Outgoing(address_of(link.pointer), self, False, self.is_spread, self._keys)
+            link.outgoing = native.Outgoing(
+                address_of(link.pointer), self, False, self.is_spread, self._keys, self._is_copy
+            )
         self._channels = [ReceiverChannel(self, partition) for partition in partitions]
         self._only = self._channels[0] if len(self._channels) == 1 else None
         connection.unsent.expect_deliveries()
@@ -407,7 +410,7 @@ class ClientReceiver(EntityLink):
         if end <= 0:
             return 0
         link, session = self.link, self.link.session
-        settled, keys = self.receives_and_deletes, self._keys
+        settled, keys, is_copy = self.receives_and_deletes, self._keys, self._is_copy
         send, window = link.send, session.window
         size_bytes = at = 0
         locked_until = token = None
@@ -418,7 +421,7 @@ class ClientReceiver(EntityLink):
                 tag, number, failed, record, overlay = entries[at : at + ENTRY]
                 if not settled:
                     token = token_begin + tag[COMMON_BYTES:]
-                prefix, offset = render_delivery(record, number, failed, locked_until, overlay, token, keys)
+                prefix, offset = render_delivery(record, number, failed, locked_until, overlay, token, keys, is_copy)
                 send(tag, prefix, record, offset, settled)
                 size_bytes += len(record)
                 at += ENTRY

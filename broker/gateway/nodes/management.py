@@ -250,11 +250,11 @@ class ManagementRequests(RequestLink):
                     del left[0]
             return encode
 
-        keys = self.connection.gateway.namespace.keys_of(self.entity)
+        embedded = self._embedding()
 
         def encode() -> bytes:
             messages = [
-                embed(record, number, count, None, overlay, place=place, keys=keys, omit_body=arguments.omit_body)
+                embedded(record, number, count, None, overlay, place=place, omit_body=arguments.omit_body)
                 for place, number, count, record, overlay in rows
             ]
             fitting = management.peeked_that_fit(request, messages, min(MAX_PEEK_BYTES, limit))
@@ -262,6 +262,11 @@ class ManagementRequests(RequestLink):
             return management.encode_peeked(request, fitting, limit)
 
         self._do_steps(request, answer, steps(start))
+
+    def _embedding(self) -> Callable[..., bytes]:
+        """`embed` for messages of this entity."""
+        keys = self.connection.gateway.namespace.keys_of(self.entity)
+        return partial(embed, keys=keys, is_copy=self.entity.kind == "subscription")
 
     def _schedule(self, request: Request, arguments: management.ScheduleMessages, answer: Answer) -> None:
         self.entity.require_send()
@@ -327,7 +332,7 @@ class ManagementRequests(RequestLink):
         if session_id is not None and not holder:
             by_default = False  # active messages of a session are only for who holds it
         active = [True] if arguments.active or (arguments.active is None and by_default) else []
-        keys = self.connection.gateway.namespace.keys_of(self.entity)
+        embedded = self._embedding()
 
         def encode(results: dict[int, list[Any]]) -> bytes:
             messages = []
@@ -338,9 +343,7 @@ class ManagementRequests(RequestLink):
                     uuid = None if arguments.receive_and_delete else uuid_of(token)
                     lock_token = uuid.bytes if uuid else None
                     place = None if number in early else Place.DEFERRED
-                    message = embed(
-                        record, number, count, until, overlay, place=place, keys=keys, lock_token=lock_token
-                    )
+                    message = embedded(record, number, count, until, overlay, place=place, lock_token=lock_token)
                     messages.append((uuid, message))
             if not messages:
                 raise MessageNotFound("None of the messages could be found.")
