@@ -23,6 +23,10 @@ class NotAllowed(BrokerError):
     """This kind of entity does not allow the operation; for example a receiver without session on a session queue."""
 
 
+class SessionIdMissing(BrokerError):
+    """A message without a session is forwarded to an entity that requires sessions."""
+
+
 class Unauthorized(BrokerError): ...
 
 

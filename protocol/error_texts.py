@@ -189,6 +189,11 @@ def session_id_missing(name: str) -> str:
     )
 
 
+SESSION_ID_NOT_SET = (
+    "The SessionId was not set on a message, and it cannot be sent to the entity. Entities that have session support "
+    "enabled can only receive messages that have the SessionId set to a valid value."
+)
+
 SEVERAL_PARTITION_KEYS = (
     "The messages of a batch or transaction have different partition keys. On a partitioned entity all of them need "
     "the same session id, or else the same partition key."

@@ -19,6 +19,7 @@ CONDITION: dict[type[errors.BrokerError], Symbol] = {
     errors.EntityAlreadyExists: conditions.ENTITY_ALREADY_EXISTS,
     errors.EntityDisabled: conditions.ENTITY_DISABLED,
     errors.NotAllowed: conditions.NOT_ALLOWED,
+    errors.SessionIdMissing: conditions.NOT_ALLOWED,
     errors.Unauthorized: conditions.UNAUTHORIZED_ACCESS,
     errors.QuotaExceeded: conditions.RESOURCE_LIMIT_EXCEEDED,
     errors.MessageTooLarge: conditions.LINK_MESSAGE_SIZE_EXCEEDED,

@@ -128,6 +128,7 @@ def put_entity(
     if before is None:
         if terms.kind == Kind.SUBSCRIPTION:
             write_rules(core.store, entity_id, compiled_rules)
+            core.accessed_ms[core.topic_ids[terms.topic]] = now_ms
             topic = core.topics.get(core.topic_ids[terms.topic])
             if topic is not None:
                 topic.add_subscription(entity_id, compiled_rules)

@@ -471,12 +471,10 @@ class SessionModel(RuleBasedStateMachine):
                 self.leave(INBOX, m, "expired")
             elif not self.can_send():
                 self.leave(INBOX, m, "could not be forwarded")
-            elif self.known(m.sent, 0 if m.sent.session is None else self.next_number[MAIN]) is not None:
-                self.leave(INBOX, m, "repeated")
             elif m.sent.session is None:
-                reason = "Session enabled entity doesn't allow a message whose session identifier is null."
-                properties = {"DeadLetterReason": "Session ID is null.", "DeadLetterErrorDescription": reason}
-                self.dead_letter(INBOX, m, properties)
+                self.leave(INBOX, m, "has no session")
+            elif self.known(m.sent, self.next_number[MAIN]) is not None:
+                self.leave(INBOX, m, "repeated")
             else:
                 self.queues[INBOX].remove(m)
                 m.first_number = m.first_number or m.number

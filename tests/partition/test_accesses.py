@@ -8,7 +8,7 @@ from tests.partition.driver import DEAD, ENTITY, LOCK_MS, MAIN, START_MS, Driver
 from tests.partition.forwarding_driver import Partitions
 from tests.partition.idle_driver import USES, opened
 from tests.partition.session_driver import SessionDriver
-from tests.partition.topic_driver import TOPIC_ENTITY, A, TopicDriver
+from tests.partition.topic_driver import TOPIC_ENTITY, A, B, TopicDriver
 from tests.partition.topic_driver import rule as rule_document
 
 NEVER = -START_MS
@@ -121,6 +121,15 @@ def test_a_topic_is_sent_to_and_a_subscription_received_from():
     topic.wait(MINUTE_MS)
     topic.settle(Outcome.ACCEPTED, topic.receive_one(queue=A), queue=A)
     assert (of(topic, TOPIC_ENTITY), of(topic, A >> 3)) == (MINUTE_MS, 2 * MINUTE_MS)
+
+
+def test_a_new_subscription_is_an_access_of_its_topic():
+    topic = TopicDriver(A)
+    topic.wait(MINUTE_MS)
+    topic.subscribe(B)
+    topic.wait(MINUTE_MS)
+    topic.subscribe(B, max_delivery_count=7)
+    assert (of(topic, TOPIC_ENTITY), of(topic, A >> 3)) == (MINUTE_MS, NEVER)
 
 
 @pytest.mark.parametrize("at", [0, 1])

@@ -6,7 +6,7 @@ from broker.errors import NotAllowed, QuotaExceeded
 from broker.wire import Extra, Outcome
 from protocol.codec import encode
 from storage.queue_ids import Part
-from storage.records import Place, unpack_session_entry_key
+from storage.records import Field, Place, unpack_session_entry_key
 from storage.store import Table
 from tests.partition.accounts import problems
 from tests.partition.driver import LOCK_MS
@@ -18,6 +18,10 @@ from tests.partition.topic_driver import TOPIC, A, B, TopicDriver, event, rule, 
 GROUP_ID = 10
 NULL = "Session ID is null."
 WHY = "Session enabled entity doesn't allow a message whose session identifier is null."
+NOT_SET = (
+    "The SessionId was not set on a message, and it cannot be sent to the entity. Entities that have session support "
+    "enabled can only receive messages that have the SessionId set to a valid value."
+)
 
 
 @pytest.fixture
@@ -178,19 +182,73 @@ def test_forwarded_to_an_entity_with_sessions_a_message_is_in_its_session(home):
 
 
 @pytest.mark.parametrize("home", [HERE, THERE])
-def test_forwarded_without_session_it_is_dead_lettered_where_sessions_are_required(home):
+def test_forwarded_without_session_it_is_a_dead_letter_of_its_source_where_sessions_are_required(home):
     net = Partitions(2)
     target = net.queue("target", home, requires_session=True)
     source = net.queue("source", HERE, forward_to="target")
-    net.send(source, forwarded("1", "a"), forwarded("2"), forwarded("3", "a"))
+    net.send(source, forwarded("1", "a"), forwarded("2"), forwarded("3", "a"), forwarded("4"))
     net.run()
     assert listed(net.stores[home], target) == [(Place.AVAILABLE, "a", 1), (Place.AVAILABLE, "a", 2)]
-    [letter] = net.peek(target | Part.DEAD_LETTER)
-    assert text(letter.body) == "2"
-    assert letter.properties == {"DeadLetterReason": NULL, "DeadLetterErrorDescription": WHY}
+    assert_refused(net, source | Part.DEAD_LETTER, "source", "2", "4")
     assert net.counts(source) == [0, 0, 0, 0, 0]
     assert net.counts(target)[:3] == [2, 0, 0]
-    assert net.counts(target | Part.DEAD_LETTER)[3] > 0
+    assert net.counts(target | Part.DEAD_LETTER)[:3] == [0, 0, 0]
+    assert net.partitions[HERE].tallies()[source]["dead_lettered"] == {NULL: 2}
+
+
+def assert_refused(net, queue, source, *bodies):
+    letters = net.peek(queue)
+    assert [text(each.body) for each in letters] == [*bodies]
+    for each in letters:
+        reasons = {name: value for name, value in each.properties.items() if name.startswith("DeadLetter")}
+        assert reasons == {"DeadLetterReason": NULL, "DeadLetterErrorDescription": NOT_SET}
+        assert each.overlay[Field.DEAD_LETTER_SOURCE] == source
+        assert Field.SESSION not in each.overlay
+
+
+@pytest.mark.parametrize("home", [HERE, THERE])
+def test_a_subscription_and_an_entity_with_sessions_have_their_messages_without_one_back(home):
+    net = Partitions(2)
+    net.queue("target", home, requires_session=True)
+    topic = net.topic("news", HERE)
+    plain = net.subscription("news", "plain", forward_to="target")
+    action = rule("set", action="SET sys.SessionId = NULL", sql="lost = 1")
+    in_sessions = net.subscription("news", "sessions", [action], requires_session=False, forward_to="target")
+    lost = event("1", system={GROUP_ID: "a"}, lost=1)
+    net.send(topic, forwarded("2"), lost)
+    net.run()
+    assert_refused(net, plain | Part.DEAD_LETTER, "news/Subscriptions/plain", "2")
+    assert_refused(net, in_sessions | Part.DEAD_LETTER, "news/Subscriptions/sessions", "1")
+
+
+@pytest.mark.parametrize("home", [HERE, THERE])
+def test_a_dead_letter_without_session_that_cannot_be_forwarded_does_not_go_round(home):
+    net = Partitions(2)
+    net.queue("target", home, requires_session=True)
+    source = net.queue("source", HERE, max_delivery_count=1, forward_dead_lettered_messages_to="target")
+    net.send(source, forwarded("1"))
+    partition = net.partitions[HERE]
+    partition.open_receiver("r", source, False, net.now_ms)
+    partition.grant("r", 1)
+    [delivery] = net.turn(HERE)["r"]
+    partition.settle(source, [delivery.token], Outcome.ABANDONED, None, net.now_ms)
+    net.turn(HERE)
+    net.run()
+    [letter] = net.peek(source | Part.TRANSFER_DEAD_LETTER)
+    assert letter.properties["DeadLetterReason"] == NULL
+    assert net.counts(source | Part.DEAD_LETTER)[:3] == [0, 0, 0]
+
+
+def test_forwarded_to_fragments_with_sessions_it_is_a_dead_letter_of_its_source():
+    net = Partitions(3)
+    target = net.fragments("target", (0, 1, 2), requires_session=True)
+    source = net.queue("source", HERE, forward_to="target")
+    net.send(source, *[forwarded(str(number)) for number in range(6)], forwarded("in a session", "a"))
+    net.run()
+    letters = net.peek(source | Part.DEAD_LETTER)
+    assert sorted(text(each.body) for each in letters) == [str(number) for number in range(6)]
+    assert {each.properties["DeadLetterReason"] for each in letters} == {NULL}
+    assert sum(len(listed(store, target)) for store in net.stores) == 1
 
 
 @pytest.mark.parametrize("home", [HERE, THERE])
@@ -234,29 +292,28 @@ def identified(body, message_id, session=None, scheduled_ms=0):
 
 
 @pytest.mark.parametrize("home", [HERE, THERE])
-def test_ids_of_messages_without_session_are_known_and_forgotten_as_those_of_others(home):
-    """They have no number in the queue, by which those of several sends of one moment could be told apart."""
+def test_ids_of_messages_without_session_are_not_known(home):
+    """The messages were never there."""
     net = Partitions(2)
     window = {"requires_duplicate_detection": True, "duplicate_detection_history_time_window_ms": 20_000}
-    target = net.queue("target", home, requires_session=True, **window)
+    net.queue("target", home, requires_session=True, **window)
     source = net.queue("source", HERE, forward_to="target")
     for message_id in "121":
         net.send(source, identified(f"none {message_id}", message_id))
         net.run()
-    assert [text(each.body) for each in net.peek(target | Part.DEAD_LETTER)] == ["none 1", "none 2"]
+    assert [text(each.body) for each in net.peek(source | Part.DEAD_LETTER)] == ["none 1", "none 2", "none 1"]
     assert problems(net.stores[home]) == []
-    net.wait(30_000)
     for table in (Table.DUPLICATE_LOG, Table.DUPLICATE_RUNS, Table.DUPLICATE_CHUNKS, Table.DUPLICATE_FILTERS):
         assert net.stores[home].scan(table, b"\0", b"\xff" * 40, 10) == []
 
 
-def test_a_duplicate_of_a_message_without_session_is_told_no_number_of_another():
+def test_a_message_without_session_leaves_no_id_for_later_ones():
     net = Partitions(1)
     target = net.queue("target", HERE, requires_session=True, requires_duplicate_detection=True)
     source = net.queue("source", HERE, forward_to="target")
     net.send(source, identified("none", "1"), identified("some", "2", "a"))
     later = [identified(f"later {message_id}", message_id, "a", net.now_ms + 500) for message_id in "123"]
-    assert net.partitions[HERE].request("schedule", target, [later], net.now_ms) == [0, 1, 2]
+    assert net.partitions[HERE].request("schedule", target, [later], net.now_ms) == [2, 1, 3]
 
 
 @pytest.mark.parametrize("home", [HERE, THERE])

@@ -258,10 +258,11 @@ def test_forwarded_without_session_id_a_message_is_dead_lettered(peer):
         assert peer.expect(DISPOSITION).fields[4].descriptor == ACCEPTED
     receiver, _ = accept(peer, "orders", "a")
     assert [body for _, body in receive(peer, receiver)] == [b"some"]
-    peer.attach_receiver("orders/$DeadLetterQueue", credit=1)
+    peer.attach_receiver("forwards/$DeadLetterQueue", credit=1)
     dead = peer.expect(TRANSFER)
     assert body_of(dead.payload) == b"none"
     assert b"Session ID is null." in dead.payload
+    assert b"The SessionId was not set on a message, and it cannot be sent to the entity." in dead.payload
 
 
 def test_a_subscription_has_sessions(peer):

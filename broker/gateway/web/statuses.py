@@ -28,6 +28,7 @@ STATUS: dict[type[errors.BrokerError], Status] = {
     errors.EntityAlreadyExists: Status(409, 40900),
     errors.EntityDisabled: Status(403, 40301),
     errors.NotAllowed: _BAD_REQUEST,
+    errors.SessionIdMissing: _BAD_REQUEST,
     errors.Unauthorized: _UNAUTHORIZED,
     errors.QuotaExceeded: Status(403, 40300),
     errors.MessageTooLarge: Status(403, 40300),

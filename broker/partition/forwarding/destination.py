@@ -9,13 +9,13 @@ own queue has moved it elsewhere.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from broker.errors import BrokerError, EntityDisabled, EntityNotFound, NotAllowed
+from broker.errors import BrokerError, EntityDisabled, EntityNotFound, NotAllowed, SessionIdMissing
 from broker.namespace.fragments import key_of
 from broker.partition.messages.admission import entity_size, too_large
 from broker.partition.messages.duplicates import sift
 from broker.partition.messages.expiry import end_of_life
 from broker.partition.messages.moves import enqueue
-from broker.partition.sessions.membership import session_id_in, session_id_of, without_session
+from broker.partition.sessions.membership import session_id_in, session_id_of
 from broker.partition.state.core import Core
 from broker.partition.state.idleness import refuses, use
 from broker.partition.state.queue import Queue
@@ -28,7 +28,7 @@ from protocol.errors import ProtocolError
 from protocol.message.intake import extra_of
 from protocol.message.rendering import with_changes
 from storage.quarantine import quarantine
-from storage.queue_ids import Part, entity_of, part_of, queue_id_of, with_part
+from storage.queue_ids import Part, entity_of, part_of, queue_id_of
 from storage.records import (
     NEVER,
     CorruptRecord,
@@ -70,7 +70,10 @@ class Refused(NamedTuple):
 
 
 def refusal(core: Core, entity_id: int, name: str = "") -> BrokerError | None:
-    """The reason why nothing can be forwarded to the entity, apart from its size; `name` is its name, if known."""
+    """The reason why nothing can be forwarded to the entity, apart from its size; `name` is its name, if known.
+
+    A single message may be refused for another reason: see `judge`.
+    """
     terms = core.terms.get(entity_id)
     if terms is None:
         entity = f"The entity '{name}'" if name else "The entity"
@@ -82,15 +85,20 @@ def refusal(core: Core, entity_id: int, name: str = "") -> BrokerError | None:
     return None
 
 
-def judge(core: Core, entity_ids: Sequence[int], sizes: Sequence[int]) -> Verdict:
-    """The verdict on messages for these entities, whose records have these sizes in bytes."""
+def judge(core: Core, entity_ids: Sequence[int], messages: Sequence[tuple[bytes, Overlay]]) -> Verdict:
+    """The verdict on messages for these entities: records and overlays.
+
+    The overlay of a message for a queue with sessions gets its session. One without a session is refused.
+    """
     errors = {entity_id: refusal(core, entity_id) for entity_id in dict.fromkeys(entity_ids)}
     queues = {entity_id: core.queue(queue_id_of(entity_id)) for entity_id, error in errors.items() if error is None}
     used = {entity_id: entity_size(core, queue) for entity_id, queue in queues.items()}
     accepted = 0
     refused: list[BrokerError] = []
-    for entity_id, size in zip(entity_ids, sizes, strict=True):
-        error = errors[entity_id]
+    for entity_id, (record, overlay) in zip(entity_ids, messages, strict=True):
+        error, size = errors[entity_id], len(record)
+        if error is None and queues[entity_id].sessions is not None:
+            error = _without_session(record, overlay)
         if error is None and used[entity_id] + size > queues[entity_id].terms.size_bytes_max:
             error = too_large(queues[entity_id], used[entity_id])
         if error is not None:
@@ -101,6 +109,15 @@ def judge(core: Core, entity_ids: Sequence[int], sizes: Sequence[int]) -> Verdic
             used[entity_id] += size
             accepted += 1
     return Verdict(accepted, refused)
+
+
+def _without_session(record: bytes, overlay: Overlay) -> SessionIdMissing | None:
+    """Tells the overlay its message's session; returns the reason to refuse a message that has none (DL4)."""
+    session_id = session_id_of(overlay, session_id_in(record))
+    if session_id is None:
+        return SessionIdMissing(error_texts.SESSION_ID_NOT_SET)
+    overlay[Field.SESSION] = session_id
+    return None
 
 
 def take_over(
@@ -129,7 +146,7 @@ def take_over(
     entity_ids = [entity_id or overlay.pop(Field.DESTINATION) for overlay in overlays]
     if any(refuses(core, queue_id_of(destination)) for destination in set(entity_ids)):
         return mark, [], "The destination is being moved, or perhaps deleted because nobody has used it."
-    verdict = judge(core, entity_ids, [len(record) for record in records])
+    verdict = judge(core, entity_ids, list(zip(records, overlays, strict=True)))
     if verdict.accepted:
         arrived: dict[int, list[Arrival]] = {}
         for at in range(verdict.accepted):
@@ -229,11 +246,8 @@ def key_in(record: bytes, overlay: Overlay, detects_duplicates: bool) -> bytes |
 def enter(core: Core, queue: Queue, messages: Sequence[Entering], source: int, now_ms: int) -> None:
     """Append stored records, which come from the queue `source`, to a queue. Changes their overlays.
 
-    The time to live continues, but the queue's own may end it earlier. If the queue requires sessions, a message
-    without one is dead-lettered.
+    The time to live continues, but the queue's own may end it earlier.
     """
-    if queue.sessions is not None:
-        messages = _sort_by_session(core, queue, messages, source, now_ms)
     terms, first = queue.terms, queue.next_number
     limit_ms = end_of_life(now_ms, terms.time_to_live_ms)
     expiring: list[tuple[bytes, bytes]] = []
@@ -259,29 +273,3 @@ def enter(core: Core, queue: Queue, messages: Sequence[Entering], source: int, n
     if expiring:
         core.store.insert_many(Table.DUE, expiring)
         core.arm_expiry(queue, earliest_ms)
-
-
-def _sort_by_session(
-    core: Core, queue: Queue, messages: Sequence[Entering], source: int, now_ms: int
-) -> list[Entering]:
-    """The messages with a session, which their overlays tell. Those without one go to the dead-letter queue."""
-    target = core.queue(with_part(queue.id, Part.DEAD_LETTER))
-    found: list[Entering] = []
-    refused: list[tuple[int, int, Overlay | None]] = []
-    there: list[int] = []  # the numbers that these had
-    for number, message_id, size, expires_ms, overlay in messages:
-        record = core.bodies.read_one(message_id)
-        session_id = session_id_of(overlay, session_id_in(record) if record is not None else None)
-        if session_id is not None:
-            found.append((number, message_id, size, expires_ms, {**overlay, Field.SESSION: session_id}))
-        else:
-            there.append(number)
-            refused.append((message_id, 0, {**without_session(queue, overlay), Field.ENQUEUED_MS: now_ms}))
-            target.size_bytes += size
-    if refused:
-        numbers = range(target.next_number, target.next_number + len(refused))
-        core.journal.entered(target.id, numbers, FORWARDED, source, there)
-        enqueue(core, target, refused)
-        target.tally.moved_in += len(refused)
-        queue.tally.incoming += len(refused)
-    return found

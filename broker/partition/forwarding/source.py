@@ -9,15 +9,14 @@ messages of a command are deleted when the answer says that they were taken over
 answer comes; `destination` is the other side.
 
 A message that is refused for good goes to the transfer dead-letter queue of its entity, or to its dead-letter queue
-(`_part_for_failures`). If a retry can help, or no
-answer comes, the queue tries again later, from the same message on.
+(`_part_for_failures`). If a retry can help, or no answer comes, the queue tries again later, from the same message on.
 """
 
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from broker.errors import BrokerError, NotAllowed
+from broker.errors import BrokerError, NotAllowed, SessionIdMissing
 from broker.namespace.entities import MAX_HOPS
 from broker.partition.forwarding import transfer_queue
 from broker.partition.forwarding.destination import ENTRY, arrive, enter, judge, key_in, refusal
@@ -34,6 +33,7 @@ from broker.partition.messages.moves import (
     unlocked,
 )
 from broker.partition.messages.schedule import overtake
+from broker.partition.sessions.membership import SESSION_ID_IS_NULL
 from broker.partition.state.core import Core
 from broker.partition.state.idleness import refuses, use
 from broker.partition.state.lanes import destination_of
@@ -310,18 +310,22 @@ def _take_of_lane(core: Core, queue: Queue, lane: Outbox) -> tuple[list[Travelli
     return travelling, destinations, used_bytes, more
 
 
-def _give_up(core: Core, queue: Queue, held: Held, reason: str, text: str) -> None:
-    part = _part_for_failures(core, queue, held)
+def _give_up(core: Core, queue: Queue, held: Held, error: str, text: str) -> None:
+    """`error` is the class name of the error, or a reason."""
+    reason = SESSION_ID_IS_NULL if error == SessionIdMissing.__name__ else error
+    part = _part_for_failures(core, queue, held, reason)
     dead_letter(core, queue, held, {REASON: reason, DESCRIPTION: text}, reason, part)
 
 
-def _part_for_failures(core: Core, queue: Queue, held: Held) -> Part:
+def _part_for_failures(core: Core, queue: Queue, held: Held, reason: str) -> Part:
     """The part of the entity for a message that cannot be moved on (DL9, setting forwarding.failures).
+
+    One that has no session and needs one is a dead letter whatever the setting says (DL4).
 
     What a dead-letter queue could not forward would only be forwarded again from there, and what a client sent through
     the entity was never one of its messages. In a transfer queue, those that the entity forwards have hops.
     """
-    if core.settings.dead_letter_unforwarded:
+    if core.settings.dead_letter_unforwarded or reason == SESSION_ID_IS_NULL:
         (_, _, _, overlay), *_ = held
         if queue.part == Part.MAIN or (queue.part == Part.TRANSFER and Field.HOPS in (overlay or {})):
             return Part.DEAD_LETTER
@@ -348,7 +352,7 @@ def _move(
             _return(core, queue, outbox, held, now_ms)
         _try_later(core, queue, outbox, now_ms)
         return
-    verdict = judge(core, destinations, [len(record) for _, record, _ in travelling])
+    verdict = judge(core, destinations, [(record, overlay) for _, record, overlay in travelling])
     accepted: dict[int, list[Travelling]] = {}
     for each, destination in zip(travelling[: verdict.accepted], destinations, strict=False):
         accepted.setdefault(destination, []).append(each)

@@ -26,7 +26,7 @@ from storage.store import StoreError, Table
 def enter(core: Core, entity_id: int, now_ms: int) -> None:
     """The entity lives here from now on, with what the store has of it: as at a start. Raises StoreError."""
     store = core.store
-    core.entered_ms[entity_id] = now_ms
+    core.accessed_ms[entity_id] = now_ms
     core.topics.pop(entity_id, None)
     for queue_id in _queues_of(entity_id):
         if (recorded := store.get(Table.META, forwarded_key(queue_id))) is not None:
@@ -41,7 +41,7 @@ def enter(core: Core, entity_id: int, now_ms: int) -> None:
 def leave(core: Core, entity_id: int, error: BrokerError) -> None:
     """Drop what is in memory of the entity. Its receivers are closed with `error`, and its locks end."""
     idleness.forget(core, entity_id)
-    core.entered_ms.pop(entity_id, None)
+    core.accessed_ms.pop(entity_id, None)
     core.topics.pop(entity_id, None)
     duplicates.forget(core, entity_id)
     for queue_id in _queues_of(entity_id):

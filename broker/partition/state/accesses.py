@@ -5,7 +5,7 @@ schedule, in transactions, too. So are a message that another entity forwards to
 of its credit; as long as the receiver has credit, it accesses the queue all the time, and so does who browses
 it and waits for more. An access of a subscription is
 none of its topic, and a message that a topic publishes is none of the subscription. Nor is it an access when somebody
-looks at an entity or at its rules, or changes them.
+looks at an entity or at its rules, or changes them. A new subscription is an access of its topic.
 
 The time is only in memory, so that no message costs a write more. After a start, the partition knows of no access
 before it.
@@ -24,7 +24,7 @@ def note_receivers(queue: Queue, now_ms: int) -> None:
 
 def last_ms(core: Core, entity_id: int, now_ms: int) -> int:
     """0 if there was no access since the partition was opened."""
-    found = core.entered_ms.get(entity_id, 0)
+    found = core.accessed_ms.get(entity_id, 0)
     for part in PARTS:
         if (queue := core.queues.get(queue_id_of(entity_id, part))) is not None:
             if queue.is_in_use:

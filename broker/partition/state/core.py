@@ -99,7 +99,8 @@ class Core:
         self.frozen: set[int] = set()  # entities that refuse uses, because they are being moved to another partition
         self.arriving: dict[int, bytes] = {}  # entities that are being moved here -> token of the move
         self.departing: dict[int, Any] = {}  # entities that are being moved away -> `moving.departure.Departure`
-        self.entered_ms: dict[int, int] = {}  # entities that have come from another partition since the start -> when
+        # Entities that came from another partition, and topics that got a subscription, since the start -> when.
+        self.accessed_ms: dict[int, int] = {}
         self.quiet: set[int] = set()  # entities that hand out and forward nothing, because they soon will be frozen
         self.idle: dict[int, Idle] = {}  # entities that are deleted when nobody uses them, by entity id
         self.kept: dict[int, tuple[Idle, ...]] = {}  # entity id -> the idle times that a use of it resets
