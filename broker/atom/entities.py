@@ -425,7 +425,7 @@ def _problem(kind: str, error: Any) -> str:
     place, *rest = error["loc"] or ("",)
     if place in ("name", "topic"):
         named = "topic" if place == "topic" else kind
-        return f"The {named}'s name is not valid: it {names.problem(named, error)}."
+        return names.refusal(named, error)
     name = _ELEMENT_OF.get(place, "AuthorizationRule" if place == "authorization_rules" else str(place))
     if rest:
         name += f" {_ELEMENT_OF.get(rest[-1], rest[-1])}"

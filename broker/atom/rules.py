@@ -67,7 +67,7 @@ def read(name: str, described: Element) -> RuleDescription:
         [first, *_] = error.errors(include_url=False, include_input=False)
         place = ".".join(map(str, first["loc"]))
         if place == "name":
-            raise InvalidArgument(f"The rule's name is not valid: it {names.problem('rule', first)}.") from None
+            raise InvalidArgument(names.refusal("rule", first)) from None
         raise InvalidArgument(f"The rule is not valid: {f'{place}: ' if place else ''}{first['msg']}.") from None
 
 

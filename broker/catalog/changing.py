@@ -92,6 +92,8 @@ class Changing:
             raise ServerBusy(f"'{wanted.path}' is being deleted, because nobody used it. Please try again.")
         if self._index.find(wanted.path) is not None:
             raise EntityAlreadyExists(f"The messaging entity '{wanted.path}' already exists.")
+        if not {".", ".."}.isdisjoint(wanted.name.split("/")):  # no URL has them; what is stored or declared stays
+            raise InvalidArgument(f"{wanted.kind} '{wanted.path}': a segment is . or .. alone. {names.OF_SEGMENTS}")
         wanted = with_partitioning(wanted, None, self._partitioning)
         for field in FORWARDING:
             if (getattr(wanted, field, None) or "").lower() == wanted.path.lower():

@@ -33,11 +33,11 @@ def _names_no_subscription(name: str) -> str:
 
 EntityName = Annotated[
     str,
-    StringConstraints(min_length=1, max_length=260, pattern=r"^[A-Za-z0-9](?:[\w./~-]*\w)?$"),
+    StringConstraints(min_length=1, max_length=260, pattern=r"^[A-Za-z0-9](?:[\w./~-]*[\w-])?$"),
     AfterValidator(_names_no_subscription),
 ]
 SubscriptionName = Annotated[
-    str, StringConstraints(min_length=1, max_length=50, pattern=r"^[A-Za-z0-9](?:[\w.~-]*\w)?$")
+    str, StringConstraints(min_length=1, max_length=50, pattern=r"^[A-Za-z0-9](?:[\w.~-]*[\w-])?$")
 ]
 
 

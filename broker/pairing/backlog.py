@@ -7,7 +7,7 @@ from typing import Final
 
 from broker.pairing.options import InvalidPairing
 
-_NAME: Final = re.compile(r"[A-Za-z0-9](?:[\w.~-]*\w)?", re.ASCII)
+_NAME: Final = re.compile(r"[A-Za-z0-9](?:[\w.~-]*[\w-])?", re.ASCII)
 MAX_NAME_CHARACTERS: Final = 200  # of 260 that the path of a queue may have
 
 # As PN3 wants them; everything else is the service's default. A partitioned queue keeps no order of a session's
@@ -38,7 +38,7 @@ def check_name(name: str) -> str:
     if not _NAME.fullmatch(name) or len(name) > MAX_NAME_CHARACTERS:
         raise InvalidPairing(
             f"the primary's name is {name[:MAX_NAME_CHARACTERS]!r}; it must be 1 to {MAX_NAME_CHARACTERS} letters, "
-            "digits and . _ - ~, with a letter or digit at the start, and one or _ at the end"
+            "digits and . _ - ~, with a letter or digit at the start, and one or _ or - at the end"
         )
     return name
 

@@ -486,7 +486,7 @@ class Syphon(Frozen):
         "AMQP, else https://HOST.",
     )
     primary_name: (
-        Annotated[str, StringConstraints(max_length=200, pattern=r"^[A-Za-z0-9](?:[A-Za-z0-9_.~-]*[A-Za-z0-9_])?$")]
+        Annotated[str, StringConstraints(max_length=200, pattern=r"^[A-Za-z0-9](?:[A-Za-z0-9_.~-]*[A-Za-z0-9_-])?$")]
         | None
     ) = Field(
         None,

@@ -18,7 +18,9 @@ from broker.settings import sources
 from broker.settings.config import ConfigurationError
 from protocol.nodes.rule_operations import Rule
 
-WRONG = ["", "a b", "-a", "a-", "x" * 261]
+WRONG = ["", "a b", "-a", "_a", ".a", ".", "..", "a.", "a~", "a*b", "x" * 261]
+RIGHT = ["a", "1", "a-", "a--", "a_", "a~b", "a.b-c_d~e", "b-"]
+SERVICES_TEXT = "Entity segments can contain only letters, numbers, periods (.), hyphens (-), and underscores (_)."
 OTHERS = {"queue": "", "topic": "", "subscription": "topic"}
 
 
@@ -31,7 +33,26 @@ def test_over_amqp_and_http(kind, name):
     assert f"name: must be {RULES[kind]}." in str(raised.value)
     with pytest.raises(InvalidArgument) as raised:
         entities.validated(kind, fields)
-    assert str(raised.value) == f"The {kind}'s name is not valid: it must be {RULES[kind]}."
+    assert str(raised.value) == f"The {kind}'s name is not valid: it must be {RULES[kind]}. {SERVICES_TEXT}"
+
+
+@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize("kind", OTHERS)
+def test_what_may_be_a_name_may_be_one_everywhere(kind, name):
+    fields = {"name": name} | ({"topic": "t-"} if kind == "subscription" else {})
+    assert described(kind, fields).name == entities.validated(kind, fields).name == name
+    assert check_name(name) == name
+    if kind != "topic":
+        assert entities.validated(kind, {**fields, "forward_to": f"{name}/{name}"}).forward_to == f"{name}/{name}"
+    topics = [{"name": f"a/{name}", "subscriptions": [{"name": name, "forward_to": name}]}]
+    queues = [{"name": name, "forward_to": f"a/{name}"}]
+    loaded = sources.load(None, {}, {"PEEKLOCK_QUEUES": json.dumps(queues), "PEEKLOCK_TOPICS": json.dumps(topics)})
+    assert loaded.settings.queues[0].name == loaded.settings.topics[0].subscriptions[0].name == name
+
+
+@pytest.mark.parametrize("name", ["MassTransit/Fault--My.App/Order--", "a/_b", "a./b", "a/./b", "größe"])
+def test_names_of_several_parts_and_all_that_were_taken_before(name):
+    assert described("queue", {"name": name}).name == entities.validated("topic", {"name": name}).name == name
 
 
 def test_the_name_of_a_topic_in_that_of_a_subscription():

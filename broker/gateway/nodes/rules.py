@@ -41,7 +41,7 @@ def _invalid(error: ValidationError) -> InvalidArgument:
     [first, *_] = error.errors(include_url=False)
     place = ".".join(map(str, first["loc"]))
     if place == "name" and first["type"] != "missing":
-        return InvalidArgument(f"The rule's name is not valid: it {names.problem('rule', first)}.")
+        return InvalidArgument(names.refusal("rule", first))
     return InvalidArgument(f"The rule is not valid: {f'{place}: ' if place else ''}{first['msg']}.")
 
 
