@@ -658,6 +658,13 @@ class ClientConnection(Holder, asyncio.Protocol):
         self._watch_expiry(now_s)
 
     @_contained
+    def key_shown(self) -> None:
+        """A token was signed with a key of the broker, and brings no right: it is for an entity that is not there yet.
+
+        Clients keep such a connection, and put a token for another entity, or for this one when it is created.
+        """
+        self._set_deadline(None, "")
+
     def rules_changed(self) -> None:
         """Authorization rules or certificates' rights are others now: what a client no longer has ends at once."""
         if self._transport is not None and self.rights.refresh(self._granted_now):

@@ -113,5 +113,8 @@ class Host(Turn, Protocol):
     def response_link(self, node: tuple[Node, str], reply_to: str | None, request: Link) -> Responder | None:
         """The link for the response to a request on this link (amqp.md 2.1)."""
 
+    def key_shown(self) -> None:
+        """A token was signed with a key of the broker, and brings no right."""
+
     def put_claim(self, claim: Claim, now_s: float) -> None:
         """Take the rights of a token that was verified at `now_s`; they hold until it expires."""

@@ -237,6 +237,20 @@ def test_a_token_for_what_there_is_is_taken_however_it_is_spelled(stranger, path
     assert put_token(Node(stranger, "$cbs"), path or "/", token_for(""), origin=origin).status == 202
 
 
+def test_a_connection_whose_tokens_entity_is_not_there_yet_stays_for_the_next_token(broker):
+    """Frameworks open a connection, are told that their queue is missing, create it, and go on."""
+    with RawPeer.anonymous(broker.amqp_port) as known, RawPeer.anonymous(broker.amqp_port) as stranger:
+        node = Node(known, "$cbs")
+        assert put_token(node, "nothing", token_for("")).status == 404
+        late = Node(stranger, "$cbs")
+        assert put_token(late, "nothing", token_for("", key="wrong")).status == 401
+        condition, description = error_of(stranger.wait_closed()[-1])
+        assert (condition, "no valid token was put in time" in description) == (UNAUTHORIZED, True)
+        known.attach(sender=True, address="orders")
+        assert known.refusal()[0] == UNAUTHORIZED, "it has no right from that"
+        assert put_token(node, "orders", token_for("")).status == 202
+
+
 def test_an_expired_token_is_told_when_it_ended(stranger):
     node = Node(stranger, "$cbs")
     ended = datetime.now(UTC).replace(microsecond=0) - timedelta(hours=1)

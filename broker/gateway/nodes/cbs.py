@@ -36,6 +36,8 @@ class CbsRequests(RequestLink):
             if isinstance(error, TokenError):
                 connection.gateway.metrics.authentication_failures += 1
                 connection.gateway.denials.happened(str(error)[:200], client=connection.client_name[:100])
+            if isinstance(error, _Missing):
+                connection.key_shown()
             tracker = error.tracker if isinstance(error, _Missing) else "NoSystemTracker"
             answer(cbs.encode_refused(request, error, connection.tracked(str(error), tracker)))
             return
