@@ -39,6 +39,10 @@ def _is_of_claims(bound: Bound) -> bool:
     return isinstance(bound, RequestLink | ResponseLink) and bound.node[0] is Node.CBS
 
 
+def _too_many(where: str, count: int, setting: str) -> str:
+    return f"The {where} has {count} links, as many as it may have (setting {setting})."
+
+
 class BoundLinks:
     """`links` are all links of the connection; those that are not bound were refused, or are about to be detached."""
 
@@ -79,11 +83,10 @@ class BoundLinks:
         amqp = self._host.gateway.settings.amqp
         if self._host.rights.is_empty and self._count >= MAX_LINKS_WITHOUT_RIGHTS:
             raise QuotaExceeded(f"A connection without a token may have at most {MAX_LINKS_WITHOUT_RIGHTS} links.")
-        if len(link.session.links) > amqp.max_links_per_session or self._count >= amqp.max_links_per_connection:
-            raise QuotaExceeded(
-                f"The connection has {self._count} links and the session {len(link.session.links) - 1}: "
-                f"{amqp.max_links_per_connection} and {amqp.max_links_per_session} are allowed."
-            )
+        if (count := len(link.session.links) - 1) >= amqp.max_links_per_session:
+            raise QuotaExceeded(_too_many("session", count, "amqp.max_links_per_session"))
+        if self._count >= amqp.max_links_per_connection:
+            raise QuotaExceeded(_too_many("connection", self._count, "amqp.max_links_per_connection"))
 
     def _require_single(self, link: Link, destination: Destination | None) -> None:
         """A connection may have one pair of links to $cbs at a time, as in the cloud. Raises NotAllowed.

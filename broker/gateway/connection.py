@@ -421,6 +421,7 @@ class ClientConnection(Holder, asyncio.Protocol):
             container_id=self.gateway.container_id,
             max_frame_size=amqp.max_frame_size_bytes,
             channel_max=amqp.channel_max,
+            handle_max=amqp.handle_max,
             idle_time_out_ms=amqp.idle_time_out_ms,
             unfinished=Unfinished(self.gateway.unfinished, 0),
         )
@@ -657,7 +658,6 @@ class ClientConnection(Holder, asyncio.Protocol):
         self._set_deadline(None, "")
         self._watch_expiry(now_s)
 
-    @_contained
     def key_shown(self) -> None:
         """A token was signed with a key of the broker, and brings no right: it is for an entity that is not there yet.
 
@@ -665,6 +665,7 @@ class ClientConnection(Holder, asyncio.Protocol):
         """
         self._set_deadline(None, "")
 
+    @_contained
     def rules_changed(self) -> None:
         """Authorization rules or certificates' rights are others now: what a client no longer has ends at once."""
         if self._transport is not None and self.rights.refresh(self._granted_now):

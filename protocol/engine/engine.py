@@ -122,6 +122,7 @@ class Engine:
         hostname: str | None = None,
         max_frame_size: int = 65536,
         channel_max: int = 4999,
+        handle_max: int | None = None,
         idle_time_out_ms: int = 240_000,
         unfinished: Unfinished | None = None,
     ) -> None:
@@ -143,7 +144,7 @@ class Engine:
         self.transfer_bytes = 1  # until the peer's open is here
         self.wide_windows = self._walk.wide
         self._batches: set[tuple[int, int]] = set()  # channel and handle of links whose next delivery is a batch
-        self.output = OutputWalk(self._walk.translated)
+        self.output = OutputWalk(self._walk.translated, handle_max)
         self._flow_answers = FlowAnswers(self.output)
         self._waiting: tuple[bytes, int] | None = None  # what the walk gave, and the offset up to which proton has it
         self._header_taken = False

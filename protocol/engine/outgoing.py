@@ -20,6 +20,7 @@ from protocol.engine.performatives import ATTACH, BEGIN, CLOSE, DISPOSITION, FLO
 from protocol.symbols import AMQP_HEADER, BATCH_FORMAT
 
 _LIST8 = 0xC0
+_HANDLE_MAX = 4  # its field in a begin
 _SESSION_FLOW_FIELDS, _LINK_FLOW_FIELDS = 4, 9  # proton writes the first, we the second
 _AVAILABLE_AND_DRAIN = {drain: codec.encode(UInt(0)) + codec.encode(drain) for drain in (False, True)}
 
@@ -45,7 +46,9 @@ class OutputWalk:
     these sessions received must be translated. While there are any, all output is walked.
     """
 
-    def __init__(self, translated: dict[int, DeliveryIds]) -> None:
+    def __init__(self, translated: dict[int, DeliveryIds], handle_max: int | None = None) -> None:
+        """`handle_max` is the highest handle of a session that we answer; None leaves that to proton, which has no
+        setting for it."""
         self.is_due = False
         self.attaching: list[OwnEnd] = []
         self.is_abandoned = False
@@ -53,6 +56,7 @@ class OutputWalk:
         self.batches: set[tuple[int, int, bytes]] = set()
         self.channels: dict[int, int] = {}
         self._translated = translated
+        self._handle_max = handle_max
         self._answers: dict[int, list[bytes]] = {}  # by channel, the fields of links for flows of their session
         self._widths = CONTROL
 
@@ -127,12 +131,14 @@ class OutputWalk:
         return b"".join((size.to_bytes(4, "big"), transfer[4:8], written, transfer[end:]))
 
     def _answer(self, begin: bytes) -> bytes:
-        """The answer to a begin, with the peer's channel: proton leaves it out if the session has ended since."""
+        """The answer to a begin, with the highest handle and the peer's channel: proton leaves that out if the session
+        has ended since.
+        """
         fields = codec.decode(begin, 8)[0].value
         channel, peers_channel = int.from_bytes(begin[6:8], "big"), self.answering.popleft()
         self.channels[channel] = peers_channel
-        if fields[0] is not None:
-            return begin
+        if self._handle_max is not None:
+            fields[_HANDLE_MAX:] = UInt(self._handle_max), *fields[_HANDLE_MAX + 1 :]
         return frame_of(channel, BEGIN, [UShort(peers_channel), *fields[1:]])
 
     def _by_peers_ids(self, disposition: bytes) -> list[bytes]:

@@ -505,13 +505,15 @@ def test_a_silent_peer_is_closed_and_gets_heartbeats_until_then(start_broker):
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-def test_links_of_a_session_have_a_limit(broker):
+def test_links_of_a_session_have_a_limit_that_the_begin_tells(broker):
     with RawPeer.connect(broker.amqp_port) as peer:
+        assert peer.begin(1).fields[4] == 7
         handles = [peer.attach_sender("orders") for _ in range(8)]
         peer.attach(sender=True, address="orders")
         condition, description = peer.refusal()
         assert condition == "amqp:resource-limit-exceeded"
-        assert "8" in description
+        assert "The session has 8 links" in description
+        assert "setting amqp.max_links_per_session" in description
         for handle in (handles[0], 8):
             peer.detach(handle)
         peer.expect(DETACH)
@@ -525,7 +527,9 @@ def test_links_of_a_connection_have_a_limit(broker):
             for _ in range(6):
                 peer.attach_sender("orders", channel=channel)
         peer.attach(sender=True, address="orders")
-        assert peer.refusal()[0] == "amqp:resource-limit-exceeded"
+        condition, description = peer.refusal()
+        assert condition == "amqp:resource-limit-exceeded"
+        assert "setting amqp.max_links_per_connection" in description
 
 
 def test_links_that_are_refused_and_never_detached_have_a_limit(broker):

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from protocol import codec
-from protocol.codec import Described, Symbol, UInt, ULong
+from protocol.codec import Described, Symbol, UInt, ULong, UShort
 from protocol.engine.incoming import frame_of
 from protocol.engine.outgoing import OutputWalk, refusal
-from protocol.engine.performatives import ATTACH, CLOSE, DISPOSITION, FLOW, OPEN, TRANSFER
+from protocol.engine.performatives import ATTACH, BEGIN, CLOSE, DISPOSITION, FLOW, OPEN, TRANSFER
 from protocol.symbols import AMQP_HEADER
 
 SENDER, RECEIVER = False, True  # roles on the wire (2.8.1)
@@ -51,6 +51,16 @@ def performatives(output: bytes) -> list[tuple[int, int, list[Any]]]:
         found.append((int.from_bytes(output[at + 6 : at + 8], "big"), int(value.descriptor), value.value))
         at = end
     return found
+
+
+@pytest.mark.parametrize("written", [UShort(5), None])
+def test_the_answer_to_a_begin_has_the_highest_handle_and_the_peers_channel(written: UShort | None) -> None:
+    """Proton allows any handle, and leaves the channel out if the session has ended since."""
+    walk = OutputWalk({}, 255)
+    walk.answering.append(5)
+    begin = [written, UInt(0), UInt(1000), UInt(2000), UInt(0x7FFFFFFF)]
+    [(channel, code, fields)] = performatives(walk.walk(frame_of(3, BEGIN, begin)))
+    assert (channel, code, fields[:5]) == (3, BEGIN, [5, 0, 1000, 2000, 255])
 
 
 def test_an_end_has_the_handle_of_the_attach_with_its_name_and_role(walk: OutputWalk) -> None:

@@ -93,6 +93,7 @@ class Here:
             container_id=shared.container_id,
             max_frame_size=limits.max_frame_bytes,
             channel_max=limits.channel_max,
+            handle_max=limits.max_links - 1,
             idle_time_out_ms=limits.idle_time_out_ms if opens else 0,
             unfinished=Unfinished(shared.unfinished, limits.unfinished_bytes),
         )
