@@ -436,14 +436,11 @@ def _longs(values: Mapping[str, int]) -> dict[str, Long]:
     return {name: Long(value) for name, value in values.items()}
 
 
-def encode_peeked(request: Request, messages: Sequence[bytes], max_bytes: int = 0) -> bytes:
-    """200 to peek-message with the encoded `messages`, or 204 if there are none.
-
-    More than `max_bytes`, the limit of the link (0: none), is a failure, 403: see `peeked_that_fit`.
-    """
+def encode_peeked(request: Request, messages: Sequence[bytes]) -> bytes:
+    """200 to peek-message with the encoded `messages`, or 204 if there are none. For limits see `peeked_that_fit`."""
     if not messages:
         return encode_no_content(request)
-    return encode_limited(request, {"messages": [{"message": message} for message in messages]}, max_bytes)
+    return encode_success(request, {"messages": [{"message": message} for message in messages]})
 
 
 def peeked_that_fit(request: Request, messages: Sequence[bytes], max_bytes: int) -> Sequence[bytes]:

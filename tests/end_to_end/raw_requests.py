@@ -72,11 +72,15 @@ class Node:
         messages = []
         while True:
             frame = self._peer.expect(TRANSFER, timeout_s)
-            response = _response_in(frame.payload)
+            payload = frame.payload
+            while len(frame.fields) > 5 and frame.fields[5]:  # more of it comes
+                frame = self._peer.expect(TRANSFER, timeout_s)
+                payload += frame.payload
+            response = _response_in(payload)
             if response.properties.keys() & _STATUS:
                 self._peer.keep(messages)
                 return response
-            messages.append(frame)
+            messages.append(frame._replace(payload=payload))
 
     def ask(self, operation: Any, body: Any = None, **properties: Any) -> Response:
         self.say(operation, body, **properties)

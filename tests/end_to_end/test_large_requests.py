@@ -1,4 +1,7 @@
-"""Requests to nodes that are larger than they may be: clients wait for the answer, not for the delivery's outcome."""
+"""Requests to nodes that are larger than they may be, or find no room, and answers with a message of the largest size.
+
+Clients wait for the answer, not for the outcome of the delivery.
+"""
 
 import time
 from collections.abc import Iterator
@@ -7,13 +10,15 @@ from uuid import UUID
 
 import pytest
 
-from protocol.codec import Described, Long, Symbol, Timestamp, ULong, encode
+from broker.gateway.nodes.request_links import MAX_WAITING_BYTES
+from protocol.codec import Described, Int, Long, Symbol, Timestamp, ULong, array, encode
 from tests.brokers import Broker
-from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, RawPeer, message
+from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, RawPeer, body_of, message
 from tests.end_to_end.raw_requests import Node
 from tests.sessions.raw_sessions import in_session
 
 LARGEST = 262_144
+UNFINISHED = 12 << 20  # the broker's limit for one connection
 TOO_LARGE = (403, "amqp:link:message-size-exceeded")
 SCHEDULE = "com.microsoft:schedule-message"
 SCHEDULED = Symbol("x-opt-scheduled-enqueue-time")
@@ -21,6 +26,7 @@ SCHEDULED = Symbol("x-opt-scheduled-enqueue-time")
 CONFIG = f"""
 [amqp]
 max_message_size_bytes = {LARGEST}
+max_unfinished_bytes_per_connection = {UNFINISHED}
 
 [[queues]]
 name = "orders"
@@ -36,6 +42,10 @@ max_message_size_kb = 1
 [[queues]]
 name = "sessions"
 requires_session = true
+
+[[queues]]
+name = "enormous"
+max_message_size_kb = 12288
 
 [[topics]]
 name = "news"
@@ -130,3 +140,54 @@ def test_a_large_request_without_properties_is_rejected(peer: RawPeer) -> None:
     peer.transfer_in_parts(encode(Described(ULong(0x77), bytes(2 << 20))), node.sender)
     assert peer.expect(DISPOSITION).fields[4].descriptor != ACCEPTED
     assert node.ask("com.microsoft:cancel-scheduled-message", {"sequence-numbers": [Long(1 << 40)]}).status == 404
+
+
+@pytest.mark.parametrize(("address", "size_bytes"), [("orders", LARGEST), ("news", LARGEST), ("huge", 2 << 20)])
+def test_a_message_of_the_largest_size_is_peeked_alone(peer: RawPeer, address: str, size_bytes: int) -> None:
+    node = Node(peer, f"{address}/$management")
+    sizes = [2000, size_bytes, size_bytes, 2000]
+    numbers = [int(*schedule(node, of_size(each)).body["sequence-numbers"]) for each in sizes]
+    for number, size in zip(numbers, sizes, strict=True):
+        asked = {"from-sequence-number": Long(number), "message-count": Int(2)}
+        response = node.ask("com.microsoft:peek-message", asked)
+        assert response.status == 200, response
+        if size == size_bytes:
+            (peeked,) = response.body["messages"]
+            assert size - 200 < len(body_of(peeked["message"])) < size
+        assert (
+            node.ask("com.microsoft:cancel-scheduled-message", {"sequence-numbers": array(Long, [number])}).status
+            == 200
+        )
+
+
+def test_an_answer_that_is_larger_than_all_that_may_wait_waits_for_credit_if_it_is_alone(
+    broker: Broker, peer: RawPeer
+) -> None:
+    body = bytes(MAX_WAITING_BYTES + 100_000)
+    peer.transfer_in_parts(message(body), peer.attach_sender("enormous"))
+    assert peer.expect(DISPOSITION).fields[4].descriptor == ACCEPTED
+    node = Node(peer, "enormous/$management", credit=0)
+    asked = {"from-sequence-number": Long(1), "message-count": Int(1)}
+    node.say("com.microsoft:peek-message", asked)
+    peer.wait_until_read()
+    with RawPeer.connect(broker.amqp_port) as other:
+        behind = {**asked, "from-sequence-number": Long(1000)}
+        # The partition has answered the first request when it answers this one.
+        assert Node(other, "enormous/$management").ask("com.microsoft:peek-message", behind).status == 204
+    peer.flow(node.receiver, 1)
+    (peeked,) = node.response().body["messages"]
+    assert body_of(peeked["message"]) == body
+
+
+def test_a_request_that_finds_no_room_is_answered_as_busy(peer: RawPeer) -> None:
+    node = Node(peer, "orders/$management")
+    begun = [peer.attach_sender("enormous") for _ in range(2)]
+    for handle in begun:
+        whole = of_size(UNFINISHED // 2 - 50_000)
+        for at in range(0, len(whole), 60_000):
+            peer.transfer(whole[at : at + 60_000], handle, more=True, first=at == 0)
+    response = schedule(node, of_size(200_000))
+    assert (response.status, response.condition) == (503, "com.microsoft:server-busy"), response
+    for handle in begun:
+        peer.detach(handle)
+    assert schedule(node, of_size(200_000)).status == 200

@@ -42,7 +42,7 @@ from protocol.nodes.request_message import Request
 from storage.records import Place
 
 # The limit of one answer to peek, so that it fits any client's buffers: 256 KB with its frames (PE11). Only one message
-# alone may have more.
+# alone may have more, and no limit holds for it: else a message that could be sent could not be peeked.
 MAX_PEEK_BYTES = 255 * 1024
 MAX_PEEK_MESSAGES = 1000
 MAX_DELETE_MESSAGES = 4000
@@ -220,7 +220,7 @@ class ManagementRequests(RequestLink):
 
     def _peek(self, request: Request, arguments: management.PeekMessages, answer: Answer) -> None:
         """Messages in the order of their sequence numbers, which is that of the entity's partitions."""
-        limit = self.max_response_bytes()
+        most_bytes = min(MAX_PEEK_BYTES, self.max_response_bytes())
         most = min(arguments.message_count, MAX_PEEK_MESSAGES)
         start, session_id = arguments.from_sequence_number, arguments.session_id
         rows: list[list[Any]] = []
@@ -231,8 +231,8 @@ class ManagementRequests(RequestLink):
 
         def steps(start: int) -> Steps:
             used_bytes = 0
-            while left and len(rows) < most and used_bytes < MAX_PEEK_BYTES:
-                wanted: list[Any] = [start, most - len(rows), MAX_PEEK_BYTES - used_bytes]
+            while left and len(rows) < most and used_bytes < most_bytes:
+                wanted: list[Any] = [start, most - len(rows), most_bytes - used_bytes]
                 name, named = ("peek", wanted) if session_id is None else ("peek-session", [session_id, *wanted])
                 try:
                     found = _rows((yield left[0], name, self.queue, named))
@@ -257,9 +257,9 @@ class ManagementRequests(RequestLink):
                 embedded(record, number, count, None, overlay, place=place, omit_body=arguments.omit_body)
                 for place, number, count, record, overlay in rows
             ]
-            fitting = management.peeked_that_fit(request, messages, min(MAX_PEEK_BYTES, limit))
+            fitting = management.peeked_that_fit(request, messages, most_bytes)
             self._metrics.outgoing_messages += len(fitting)
-            return management.encode_peeked(request, fitting, limit)
+            return management.encode_peeked(request, fitting)
 
         self._do_steps(request, answer, steps(start))
 

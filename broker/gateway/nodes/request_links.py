@@ -28,7 +28,8 @@ from protocol.nodes.request_message import parse as parse_request
 REQUEST_CREDIT = 1000
 REQUESTS_AT_ONCE = 100  # of one link; others wait until these are answered
 # Responses that may wait for credit: their number on one link, and their bytes on all links of a connection. A client
-# that sends requests and does not read loses the oldest responses.
+# that sends requests and does not read loses the oldest responses. One response alone may have more bytes, since it may
+# have a message of the largest size.
 MAX_WAITING_RESPONSES = 1000
 MAX_WAITING_BYTES = 8 << 20
 
@@ -56,7 +57,8 @@ class ResponseLink:
         self.connection.waiting_bytes += len(response)
         self.on_flow()
         while self._waiting and (
-            len(self._waiting) > MAX_WAITING_RESPONSES or self.connection.waiting_bytes > MAX_WAITING_BYTES
+            len(self._waiting) > MAX_WAITING_RESPONSES
+            or MAX_WAITING_BYTES < self.connection.waiting_bytes > len(self._waiting[-1])
         ):
             self._next()
 
