@@ -89,6 +89,7 @@ class Field(IntEnum):
     DESTINATION = 9  # in a transfer queue: the destination's name, in lower case
     LANE = 10  # in a transfer queue: the destination's partition; earlier versions found it by the name
     RETURNS_MS = 11  # of a scheduled message that was abandoned with a delay: the time of its timer
+    SCHEDULED_MS = 12  # of a copy that a rule's action delays: until when. Earlier versions passed it by
 
 
 Overlay = dict[int, Any]

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from protocol.codec import Int, Short, decode_exactly, encode, skip
 from protocol.message.layout import DURABLE, HAS_DELIVERY_ANNOTATIONS, HAS_PRIORITY, LAYOUT, Layout, unpack_layout
-from protocol.message.stored import values_of
+from protocol.message.stored import values_of, without
 from protocol.symbols import (
     DEADLETTER_SOURCE,
     ENQUEUE_SEQUENCE_NUMBER,
@@ -24,6 +24,7 @@ from protocol.symbols import (
     MESSAGE_STATE,
     PARTITION_ID,
     PARTITION_KEY,
+    SCHEDULED_ENQUEUE_TIME,
     SEQUENCE_NUMBER,
     STORED_FIRST_ACQUIRER,
 )
@@ -38,7 +39,8 @@ class Additions(NamedTuple):
     `properties` are application properties that were set later, by name: a str, bytes of one encoded AMQP value, or
     None for a removed one. `system` are fields of the properties section that were set later, by index, in the same
     form. `message_state` is 0 active, 1 deferred, 2 scheduled. `partition_id` is of a partitioned entity, from 0 to
-    32767, and `partition_key` a key that the sender did not set.
+    32767, and `partition_key` a key that the sender did not set. `scheduled_ms` is an enqueue time that replaces the
+    sender's.
     """
 
     enqueue_sequence_number: int | None = None
@@ -48,6 +50,7 @@ class Additions(NamedTuple):
     system: Mapping[int, bytes | None] | None = None
     partition_id: int | None = None
     partition_key: str | None = None
+    scheduled_ms: int | None = None
 
 
 def render(
@@ -213,6 +216,8 @@ _MESSAGE_STATE: Final = encode(MESSAGE_STATE)
 _DEADLETTER_SOURCE: Final = encode(DEADLETTER_SOURCE)
 _PARTITION_ID: Final = encode(PARTITION_ID)
 _PARTITION_KEY: Final = encode(PARTITION_KEY)
+_SCHEDULED_KEY: Final = SCHEDULED_ENQUEUE_TIME.encode()
+_SCHEDULED_ENQUEUE_TIME: Final = encode(SCHEDULED_ENQUEUE_TIME) + b"\x83"
 _FIRST_ACQUIRER: Final = encode(STORED_FIRST_ACQUIRER)
 _NO_PROPERTIES: Final = b"\x00\x53\x73\x45"
 
@@ -252,6 +257,10 @@ def _render_with(
             header = header[: -len(_HEADER_END)] + first_acquirer + _HEADER_END[1:]
         parts = parts._replace(annotation_values=parts.annotation_values - 2, annotation_bytes=properties_at - pairs_at)
         start = pairs_at
+    pairs = record[start:properties_at]
+    if additions.scheduled_ms is not None and (kept := without(pairs, _SCHEDULED_KEY)) is not pairs:
+        parts = parts._replace(annotation_values=parts.annotation_values - 2, annotation_bytes=len(kept))
+        pairs = kept
     application_properties_at = properties_at + parts.properties_bytes
     properties = record[properties_at:application_properties_at]
     if additions.system:
@@ -261,7 +270,7 @@ def _render_with(
         delivery_count.to_bytes(4, "big"),
         delivery_annotations,
         _annotations(parts, sequence_number, enqueued_ms, locked_until_ms, additions),
-        record[start:properties_at],
+        pairs,
         (properties or _NO_PROPERTIES) if ttl_ms is None else _with_times(properties, enqueued_ms, ttl_ms),
     ]
     if not additions.properties:
@@ -315,6 +324,9 @@ def _annotations(
         values += 2
     if additions.partition_key is not None:
         ours += _PARTITION_KEY + encode(additions.partition_key)
+        values += 2
+    if additions.scheduled_ms is not None:
+        ours += _SCHEDULED_ENQUEUE_TIME + _long(additions.scheduled_ms)
         values += 2
     return _ANNOTATIONS + _two(4 + len(ours) + parts.annotation_bytes, values + parts.annotation_values) + ours
 

@@ -13,6 +13,18 @@ _TEXT_AT: Final = {0xA1: 2, 0xA3: 2, 0xB1: 5, 0xB3: 5}
 
 def annotation(pairs: bytes, key: bytes) -> bytes | None:
     """The encoded value of the annotation with this key among encoded pairs; None if there is none."""
+    found = _pair(pairs, key)
+    return None if found is None else pairs[found[1] : found[2]]
+
+
+def without(pairs: bytes, key: bytes) -> bytes:
+    """The encoded pairs but that with this key; `pairs` itself if there is none."""
+    found = _pair(pairs, key)
+    return pairs if found is None else pairs[: found[0]] + pairs[found[2] :]
+
+
+def _pair(pairs: bytes, key: bytes) -> tuple[int, int, int] | None:
+    """Where the annotation with this key begins, where its value does, and where it ends."""
     if key not in pairs:
         return None
     at = 0
@@ -21,7 +33,7 @@ def annotation(pairs: bytes, key: bytes) -> bytes | None:
         text_at = _TEXT_AT.get(pairs[at])
         end = skip(pairs, value_at)
         if text_at is not None and pairs[at + text_at : value_at] == key:
-            return pairs[value_at:end]
+            return at, value_at, end
         at = end
     return None
 

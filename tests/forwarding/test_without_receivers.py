@@ -6,6 +6,7 @@ import pytest
 
 from protocol.client.connection import Connection
 from protocol.client.messages import Message
+from protocol.symbols import SCHEDULED_ENQUEUE_TIME
 from storage.data_dir import partition_path
 from storage.lmdb_store import LmdbStore
 from storage.maintenance import verify
@@ -85,12 +86,13 @@ def test_a_retry_queue_gives_back_what_has_waited(broker):
 
 def test_a_rules_action_delays_its_copy_and_converts_what_it_sets(broker):
     async def test(connection: Connection) -> None:
-        began = time.monotonic()
+        began, began_ms = time.monotonic(), int(time.time() * 1000)
         await send(connection, "news", Message.of(b"m", subject="wait7", application_properties={"number": 7}))
         [found] = await received(connection, "work", 1)
         assert time.monotonic() - began >= 1
         assert found.correlation_id == "n-7"
         assert 590_000 < (found.ttl_ms or 0) <= 600_000
+        assert began_ms + 1000 <= found.annotations[SCHEDULED_ENQUEUE_TIME] <= time.time() * 1000
         counts = (await connection.counts())["news/Subscriptions/far"]
         assert (counts.active, counts.scheduled) == (0, 1)
 

@@ -2,13 +2,16 @@
 
 from typing import Any
 
+import pytest
+
 from broker.gateway.links.delivery import embed, render_delivery
 from broker.namespace.fragments import Keys
-from protocol.codec import Described, decode, encode
+from protocol.codec import Described, Symbol, Timestamp, decode, encode
 from protocol.message.intake import take_apart
 from storage.records import NEVER, Field, Place, encode_message
 
-PROPERTIES, APPLICATION = 0x73, 0x74
+ANNOTATIONS, PROPERTIES, APPLICATION = 0x72, 0x73, 0x74
+SCHEDULED = Symbol("x-opt-scheduled-enqueue-time")
 
 
 def sections_of(message: bytes) -> dict[int, Any]:
@@ -46,4 +49,27 @@ def test_changes_of_a_rules_action_are_shown_by_link_and_by_request() -> None:
         values = sections_of(shown)
         assert values[PROPERTIES] == ["id", None, None, "label"]
         assert values[APPLICATION] == {"old": "new", "RuleName": "r"}
+        assert values[0x75] == b"body"
+
+
+@pytest.mark.parametrize(
+    "of_sender",
+    [{}, {SCHEDULED: Timestamp(5_000)}, {Symbol("a"): 1, SCHEDULED: Timestamp(5_000), Symbol("b"): [2]}],
+    ids=["none", "only", "among others"],
+)
+@pytest.mark.parametrize("header", [[], [None, None, None, True]])
+def test_the_time_until_which_an_action_delays_replaces_the_senders(of_sender: Any, header: list[Any]) -> None:
+    sections = ((0x70, header), (ANNOTATIONS, of_sender), (PROPERTIES, ["id"]), (0x75, b"body"))
+    layout, body, _, _ = take_apart(b"".join(encode(Described(code, value)) for code, value in sections))
+    record = encode_message(1_000, NEVER, layout, body)
+    overlay: dict[int, Any] = {Field.ENQUEUED_MS: 9_001, Field.SCHEDULED_MS: 9_000}
+    prefix, offset = render_delivery(record, 1, 0, None, overlay, None)
+    for shown in (prefix + record[offset:], embed(record, 1, 0, None, overlay, place=None, keys=Keys.NONE)):
+        values = sections_of(shown)
+        annotations = values[ANNOTATIONS]
+        assert (annotations[SCHEDULED], annotations["x-opt-enqueued-time"]) == (9_000, 9_001)
+        assert annotations["x-opt-message-state"] == 2
+        assert {key: annotations[key] for key in of_sender if key != SCHEDULED} == {
+            key: value for key, value in of_sender.items() if key != SCHEDULED
+        }
         assert values[0x75] == b"body"

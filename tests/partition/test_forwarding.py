@@ -770,7 +770,9 @@ def test_a_copy_that_an_action_delays_is_forwarded_when_its_time_comes(net, home
     assert net.counts(source)[:3] == [0, 0, 1]
     net.wait(3_600_000)
     net.run()
-    assert [text(found.body) for found in net.peek(target)] == ["1", "1"]
+    now, delayed = net.peek(target)
+    assert [text(found.body) for found in (now, delayed)] == ["1", "1"]
+    assert delayed.overlay[Field.SCHEDULED_MS] == now.overlay[Field.ENQUEUED_MS] + 3_600_000
     assert net.counts(source) == [0, 0, 0, 0, 0]
     assert net.counts(topic)[3] == 0
 

@@ -486,7 +486,7 @@ def test_an_action_that_sets_the_enqueue_time_delays_its_copy_and_no_other():
     assert topic.counts(A)[:3] == [4, 0, 0]
     [*_, one, other] = topic.peek(A)
     assert [each.overlay[Field.ENQUEUE_SEQUENCE_NUMBER] for each in (one, other)] == [each.number for each in waiting]
-    assert one.overlay[Field.ENQUEUED_MS] == AT_MS
+    assert (one.overlay[Field.ENQUEUED_MS], one.overlay[Field.SCHEDULED_MS]) == (AT_MS, AT_MS)
     assert [text(each.body) for each in (one, other)] == ["m", "n"]
     assert_sound(topic)
 

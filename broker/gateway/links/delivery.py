@@ -17,7 +17,13 @@ from storage.records import MESSAGE_HEADER_BYTES, NEVER, Field, Place
 _head = struct.Struct(">Qqq16s").unpack_from
 
 # What an overlay adds to a message. Its other fields say where the message is, and when.
-_ADDED = (Field.ENQUEUE_SEQUENCE_NUMBER, Field.DEAD_LETTER_SOURCE, Field.PROPERTIES, Field.SYSTEM)
+_ADDED = (
+    Field.ENQUEUE_SEQUENCE_NUMBER,
+    Field.DEAD_LETTER_SOURCE,
+    Field.PROPERTIES,
+    Field.SYSTEM,
+    Field.SCHEDULED_MS,
+)
 
 # `x-opt-message-state` by place (amqp.md 5.4). Who receives a message sees the last one, too, if it had been scheduled.
 _STATE = {Place.AVAILABLE: 0, Place.DEFERRED: 1, Place.SCHEDULED: 2}
@@ -137,6 +143,7 @@ def _additions(
         overlay.get(Field.SYSTEM),
         partition_of_number(sequence_number) if is_partitioned else None,
         _added_key(record, overlay.get(Field.SYSTEM) or {}, keys) if is_partitioned else None,
+        overlay.get(Field.SCHEDULED_MS),
     )
 
 
@@ -144,8 +151,10 @@ def _received_state(record: bytes, overlay: Mapping[int, Any]) -> int | None:
     """The state of an active message for its receiver, who is not told 0.
 
     The record of a message that had to wait has the time that its sender has set as the time when it came; if that time
-    was over when it came, the record has the later time.
+    was over when it came, the record has the later time. What an action delayed says so.
     """
+    if Field.SCHEDULED_MS in overlay:
+        return _WAS_SCHEDULED
     if Field.ENQUEUED_MS not in overlay:
         return None
     _, enqueued_ms, _, layout = _head(record)

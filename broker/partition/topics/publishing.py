@@ -58,6 +58,7 @@ from storage.store import Table
 Copy = tuple[int, bytes, Overlay | None, int, int, int]
 
 PUBLISHED, FORWARDED = "published", "forwarded"  # in the journal
+_DELAY_FIELDS = (Field.ENQUEUED_MS, Field.SCHEDULED_MS)
 RETRY_MS = 1000  # the time between two tries to publish messages that found no room
 
 
@@ -163,7 +164,7 @@ class _FanOut:
             return scheduled_ms, changes
         if not self._core.terms[entity_of(queue_id)].requires_session:
             return scheduled_ms, changes
-        return None, {field: value for field, value in changes.items() if field != Field.ENQUEUED_MS}
+        return None, {field: value for field, value in changes.items() if field not in _DELAY_FIELDS}
 
     def fits(self) -> bool:
         """True if the store has room for all copies."""

@@ -159,7 +159,8 @@ def _select_of(
 def _changed(core: Core, rule: Rule, changes: Changes, now_ms: int, limit_ms: int | None) -> Overlay:
     """The overlay with the action's changes, which are for this copy alone.
 
-    ENQUEUED_MS is the time of the wall clock until which the copy is delayed, if it is. A changed PartitionKey has no
+    ENQUEUED_MS and SCHEDULED_MS are the time of the wall clock until which the copy is delayed, if it is: the first
+    changes when that time has come. A changed PartitionKey has no
     effect (management.md 3.1). Raises ActionError for changes beyond the limits that senders have, and the errors of
     `encode` for values that AMQP does not have.
     """
@@ -180,7 +181,7 @@ def _changed(core: Core, rule: Rule, changes: Changes, now_ms: int, limit_ms: in
             ttl_ms = _shorter(None if value is None else value.ticks // 10_000, limit_ms)
             overlay[Field.EXPIRES_MS] = NEVER if ttl_ms is None else min(now_ms + ttl_ms, NEVER)
         elif isinstance(value, Instant) and value.ms > core.wall_ms(now_ms):
-            overlay[Field.ENQUEUED_MS] = min(value.ms, LATEST_MS)
+            overlay[Field.ENQUEUED_MS] = overlay[Field.SCHEDULED_MS] = min(value.ms, LATEST_MS)
     if system:
         overlay[Field.SYSTEM] = system
     return overlay
