@@ -113,6 +113,14 @@ SCENARIOS = (
         "transaction cannot be committed; one whose messages have one key can.",
         "PE8",
     ),
+    _scenario(
+        "partitioned-annotations",
+        "A message says which partition it is on, and by which key that was chosen: its own or, where duplicates are "
+        "detected, its message id.",
+        "PE5",
+        "PE6",
+        queue={"requires_duplicate_detection": True},
+    ),
 )
 ONLY_PARTITIONED = frozenset(scenario.id for scenario in SCENARIOS)
 
@@ -130,6 +138,7 @@ NOT_APPLICABLE: dict[str, dict[str, str]] = {
         "partitioned-numbers": _JMS_MANAGEMENT,
         "partitioned-duplicates": "JMS makes the message ids itself",
         "partitioned-sessions": "JMS cannot ask for a session",
+        "partitioned-annotations": "JMS shows no annotations",
     },
 }
 

@@ -34,9 +34,10 @@ With PEEKLOCK_REQUIRE_INTEROP=1 the tests install by themselves, and fail where 
 
 `scenarios.py` is the table of scenarios, settings of their entities and exceptions, with those on topics in
 `topic_scenarios.py`, on sessions in `session_scenarios.py`, of administration clients and over WebSockets in
-`administration_scenarios.py`, and on what only partitioned entities have in `partitioned_scenarios.py`; `python/`,
-`javascript/`, `go/`, `java/` and `proton/` hold the programs. All run as `program SCENARIO...`, read connection strings
-as JSON from PEEKLOCK_INTEROP and print a line of JSON for each scenario.
+`administration_scenarios.py`, on corners that the SDKs' own tests look into in `corner_scenarios.py`, and on what only
+partitioned entities have in `partitioned_scenarios.py`; `python/`, `javascript/`, `go/`, `java/` and `proton/` hold the
+programs. All run as `program SCENARIO...`, read connection strings as JSON from PEEKLOCK_INTEROP and print a line of
+JSON for each scenario.
 """
 
 

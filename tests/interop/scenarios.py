@@ -1,14 +1,21 @@
 """The scenarios every SDK runs, in one table; and which SDK cannot run which, with the reason.
 
 Those on topics are in `topic_scenarios.py`, those on sessions in `session_scenarios.py`, those of administration
-clients in `administration_scenarios.py`, and those on what only partitioned entities have in
-`partitioned_scenarios.py`, which also says which of the others do not hold there. What a program does for an id is
-the sentence here in its SDK's own words: a program asserts values, not only that nothing was raised.
+clients in `administration_scenarios.py`, those on corners that the SDKs' own tests look into in `corner_scenarios.py`,
+and those on what only partitioned entities have in `partitioned_scenarios.py`, which also says which of the others do
+not hold there. What a program does for an id is the sentence here in its SDK's own words: a program asserts values, not
+only that nothing was raised.
 """
 
 from collections.abc import Iterable
 
-from tests.interop import administration_scenarios, partitioned_scenarios, session_scenarios, topic_scenarios
+from tests.interop import (
+    administration_scenarios,
+    corner_scenarios,
+    partitioned_scenarios,
+    session_scenarios,
+    topic_scenarios,
+)
 from tests.interop.scenario import Scenario
 
 SHORT_LOCK = {"lock_duration_ms": 5_000}
@@ -286,6 +293,7 @@ SCENARIOS = (
     *session_scenarios.SCENARIOS,
     *administration_scenarios.SCENARIOS,
     *partitioned_scenarios.SCENARIOS,
+    *corner_scenarios.SCENARIOS,
 )
 
 _NO_PRESETTLED = "the SDK always waits for the outcome"
@@ -378,6 +386,7 @@ _WITHOUT = (
     session_scenarios.NOT_APPLICABLE,
     administration_scenarios.NOT_APPLICABLE,
     partitioned_scenarios.NOT_APPLICABLE,
+    corner_scenarios.NOT_APPLICABLE,
 )
 NOT_APPLICABLE = {sdk: _merged(sdk, _WITHOUT) for sdk in _NOT_APPLICABLE}
 
@@ -404,6 +413,7 @@ _NOTED = (
     session_scenarios.NOTES,
     administration_scenarios.NOTES,
     partitioned_scenarios.NOTES,
+    corner_scenarios.NOTES,
 )
 NOTES = {sdk: _merged(sdk, _NOTED) for sdk in NOT_APPLICABLE}
 

@@ -224,4 +224,23 @@ var partitionedScenarios = map[string]func(*scene){
 			onSeveralPartitions(numbersOf(messages))
 		}
 	},
+
+	"partitioned-annotations": func(s *scene) {
+		messages := texts(counting(0, 20))
+		for _, key := range eightKeys() {
+			messages = append(messages, withKey(key, key))
+		}
+		for _, message := range messages {
+			message.MessageID = ptr(string(message.Body))
+			if message.PartitionKey != nil {
+				message.MessageID = ptr("id of " + string(message.Body))
+			}
+		}
+		s.post(messages...)
+		for _, message := range s.receiver().allOf(28) {
+			equal(value(message.PartitionKey), string(message.Body), "key")
+			partition := message.RawAMQPMessage.MessageAnnotations["x-opt-partition-id"]
+			equal(partition, int16(value(message.SequenceNumber)>>48), "partition")
+		}
+	},
 }

@@ -142,4 +142,14 @@ export const partitionedScenarios = {
       await none(receiver, "messages beyond those");
     }
   },
+
+  async "partitioned-annotations"(scene) {
+    const keyed = KEYS.map((key) => ({ body: key, messageId: `${key} id`, partitionKey: key }));
+    await post(scene, ...keyed, ...TEXTS.map((text) => ({ body: text, messageId: text })));
+    for (const message of await allOf(scene.receiver(), KEYS.length + TEXTS.length)) {
+      equal(message.partitionKey, message.body, "key");
+      const partition = message._rawAmqpMessage.messageAnnotations["x-opt-partition-id"];
+      equal([partition], [...partitions([message.sequenceNumber])], "partition");
+    }
+  },
 };

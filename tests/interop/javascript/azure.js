@@ -2,6 +2,7 @@
 import Long from "long";
 import { allOf, bodies, code, none, one, Scene, sequenceNumbers } from "./azure-scene.js";
 import { administrationScenarios } from "./azure-administration.js";
+import { cornerScenarios } from "./azure-corners.js";
 import { partitionedScenarios } from "./azure-partitioned.js";
 import { hold, sessionScenarios } from "./azure-sessions.js";
 import { topicScenarios } from "./azure-topics.js";
@@ -545,7 +546,7 @@ async function handle(receiver, count, options, onMessage) {
 }
 
 await main(
-  { ...scenarios, ...topicScenarios, ...sessionScenarios, ...administrationScenarios, ...partitionedScenarios },
+  { ...scenarios, ...topicScenarios, ...sessionScenarios, ...administrationScenarios, ...partitionedScenarios, ...cornerScenarios },
   (queue) => new Scene(queue),
   (scene, sessionId) => (sessionId === undefined ? one(scene.receiver()) : hold(scene, sessionId)),
 );

@@ -164,4 +164,13 @@ export const partitionedScenarios = {
       await none(receiver, "messages beyond those");
     }
   },
+
+  async "partitioned-annotations"(scene) {
+    const withKeys = KEYS.map((key) => keyed(key, key, { message_id: `${key} id` }));
+    await send(scene, ...withKeys, ...TEXTS.map((text) => ({ body: text, message_id: text })));
+    for (const message of await allOf(await scene.receiver(), KEYS.length + TEXTS.length)) {
+      equal(annotation(message, KEY), message.body, "key");
+      equal([annotation(message, "x-opt-partition-id")], [...partitions([numberOf(message)])], "partition");
+    }
+  },
 };

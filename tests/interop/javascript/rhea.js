@@ -33,6 +33,7 @@ import {
   UUID,
 } from "./rhea-scene.js";
 import rhea from "rhea";
+import { cornerScenarios } from "./rhea-corners.js";
 import { partitionedScenarios } from "./rhea-partitioned.js";
 import { hold, sessionScenarios } from "./rhea-sessions.js";
 import { topicScenarios } from "./rhea-topics.js";
@@ -589,7 +590,7 @@ const scenarios = {
 };
 
 await main(
-  { ...scenarios, ...topicScenarios, ...sessionScenarios, ...partitionedScenarios },
+  { ...scenarios, ...topicScenarios, ...sessionScenarios, ...partitionedScenarios, ...cornerScenarios },
   (queue) => new Scene(queue),
   async (scene, sessionId) => (sessionId === undefined ? one(await scene.receiver()) : hold(scene, sessionId)),
 );

@@ -207,3 +207,12 @@ def transactions(scene: Scene) -> None:
     equal(bodies(receiver.all_of(2)), ["1", "2"], "messages")
     receiver.close()
     scene.nothing_is_left()
+
+
+@scenario("partitioned-annotations")
+def annotations(scene: Scene) -> None:
+    post(scene, [keyed(key, key, id=f"{key} id") for key in KEYS])
+    post(scene, [Message(body=text, id=text) for text in TEXTS])
+    for message in scene.receiver().all_of(len(KEYS) + COUNT):
+        equal(annotation(message, KEY), message.body, "key")
+        equal(annotation(message, "x-opt-partition-id"), number_of(message) >> 48, "partition")

@@ -12,6 +12,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
+import corners  # noqa: F401 - it registers its scenarios
 import partitioned  # noqa: F401 - it registers its scenarios
 import sessions
 import topics  # noqa: F401 - it registers its scenarios

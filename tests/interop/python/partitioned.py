@@ -160,3 +160,15 @@ def topic(scene: Scene) -> None:
             equal(texts(messages), expected, f"messages in {name}")
             on_several_partitions(messages)
             equal(receiver.receive_messages(1, max_wait_time=1), [], "messages beyond those")
+
+
+@scenario("partitioned-annotations")
+def annotations(scene: Scene) -> None:
+    keyed = [ServiceBusMessage("x", message_id=f"{key} id", partition_key=key) for key in KEYS]
+    post(scene, [*keyed, *(ServiceBusMessage("x", message_id=text) for text in TEXTS)])
+    with scene.receiver() as receiver:
+        for message in all_of(receiver, len(KEYS) + COUNT):
+            expected = message.message_id.removesuffix(" id")
+            found = message.raw_amqp_message.annotations
+            equal(message.partition_key, expected, "key")
+            equal(found[b"x-opt-partition-id"], message.sequence_number >> 48, "partition")

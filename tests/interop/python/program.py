@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import administration  # noqa: F401 - it registers its scenarios
+import corners  # noqa: F401 - it registers its scenarios
 import partitioned  # noqa: F401 - it registers its scenarios
 import sessions  # noqa: F401 - it registers its scenarios
 import topics  # noqa: F401 - it registers its scenarios

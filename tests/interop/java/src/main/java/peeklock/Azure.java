@@ -903,6 +903,7 @@ public final class Azure {
         SCENARIOS.putAll(AzureSessions.SCENARIOS);
         SCENARIOS.putAll(AzureAdministration.SCENARIOS);
         SCENARIOS.putAll(AzurePartitioned.SCENARIOS);
+        SCENARIOS.putAll(AzureCorners.SCENARIOS);
         Harness.main(arguments, SCENARIOS);
     }
 }

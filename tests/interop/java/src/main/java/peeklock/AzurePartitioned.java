@@ -230,5 +230,18 @@ final class AzurePartitioned {
             }
             scene.nothingIsLeft();
         });
+
+        SCENARIOS.put("partitioned-annotations", () -> {
+            Scene scene = new Scene("partitioned-annotations");
+            post(scene, KEYS.stream().map(key -> keyed(key, key).setMessageId(key + " id")));
+            post(scene, TEXTS.stream().map(text -> new ServiceBusMessage(text).setMessageId(text)));
+            try (ServiceBusReceiverClient receiver = scene.receiver()) {
+                for (ServiceBusReceivedMessage message : allOf(receiver, KEYS.size() + COUNT)) {
+                    equal(message.getPartitionKey(), message.getBody().toString(), "key");
+                    Object partition = message.getRawAmqpMessage().getMessageAnnotations().get("x-opt-partition-id");
+                    equal(((Number) partition).longValue(), message.getSequenceNumber() >>> 48, "partition");
+                }
+            }
+        });
     }
 }

@@ -775,6 +775,7 @@ public final class Jms {
         SCENARIOS.putAll(JmsTopics.SCENARIOS);
         SCENARIOS.putAll(JmsSessions.SCENARIOS);
         SCENARIOS.putAll(JmsPartitioned.SCENARIOS);
+        SCENARIOS.putAll(JmsCorners.SCENARIOS);
         Harness.main(arguments, SCENARIOS);
     }
 }
