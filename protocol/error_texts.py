@@ -91,7 +91,7 @@ def receiver_on_topic(name: str) -> str:
 
 JMS_MISSING = (
     "temporary queues and topics (dynamic addresses); subscriptions that clients make on topics (durable, shared or "
-    "neither), and their end by unsubscribe; delivery delays"
+    "neither), and their end by unsubscribe"
 )
 """What JMS 2.0 has and this broker has not. docs/messaging.md says it, too."""
 

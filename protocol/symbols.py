@@ -105,6 +105,7 @@ ENQUEUE_SEQUENCE_NUMBER: Final = Symbol("x-opt-enqueue-sequence-number")  # long
 PARTITION_KEY: Final = Symbol("x-opt-partition-key")  # string
 VIA_PARTITION_KEY: Final = Symbol("x-opt-via-partition-key")  # string
 SCHEDULED_ENQUEUE_TIME: Final = Symbol("x-opt-scheduled-enqueue-time")  # timestamp
+DELIVERY_TIME: Final = Symbol("x-opt-delivery-time")  # long or timestamp, of clients of JMS
 DEADLETTER_SOURCE: Final = Symbol("x-opt-deadletter-source")  # string
 MESSAGE_STATE: Final = Symbol("x-opt-message-state")  # int: 0 active, 1 deferred, 2 scheduled
 PARTITION_ID: Final = Symbol("x-opt-partition-id")  # short
@@ -126,6 +127,9 @@ DELAY: Final = "peeklock:delay-ms"
 
 # Whether the request receive-by-sequence-number is for active messages, too: boolean
 ACTIVE: Final = "peeklock:active"
+
+# Capability of a connection that clients of JMS ask for: DELIVERY_TIME schedules
+DELAYED_DELIVERY: Final = Symbol("DELAYED_DELIVERY")
 
 # Content type of a ping, which is accepted and not stored
 PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"

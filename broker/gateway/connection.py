@@ -47,7 +47,7 @@ from protocol.engine.state_bytes import StateTooLarge
 from protocol.engine.unfinished import Pool, Unfinished
 from protocol.errors import InvalidField, ProtocolError
 from protocol.nodes.sas_tokens import Claim
-from protocol.symbols import IS_CLIENT_PROVIDER
+from protocol.symbols import DELAYED_DELIVERY, IS_CLIENT_PROVIDER
 
 log = get_logger("gateway")
 
@@ -59,6 +59,8 @@ LARGE_READ_BYTES = 128 << 10
 CLOSE_GRACE_SECONDS = 2.0
 # Tokens end by the wall clock, which may be set meanwhile; so rights are checked at least this often.
 LOOK_AT_RIGHTS_SECONDS = 60.0
+# Capabilities of connections. They are told to who asks for them: others may not be able to read them.
+OFFERED = (DELAYED_DELIVERY,)
 _KEY_CHANGED = "The key that the client has shown no longer gives this right: it was changed or removed."
 # Refused links count until the client has detached them. A client with this many times the allowed links never does.
 LINKS_OVERRUN = 2
@@ -444,7 +446,8 @@ class ClientConnection(Holder, asyncio.Protocol):
         self._opened = True
         self.client_name = container_id
         self.next_tick_ms = 0  # the client may want heartbeats more often than we check its own
-        self.engine.open()
+        desired = self.engine.desired_capabilities()
+        self.engine.open([each for each in OFFERED if each in desired])
         log.info("connection opened", peer=self._peer, container=container_id[:100])
         self.wants_jms = self.engine.remote_properties().get(IS_CLIENT_PROVIDER) is True
         if self.wants_jms:

@@ -4,11 +4,11 @@ It adds what proton does not do: answers to flows (`flow_answers`), message form
 (`incoming`), performatives at full width for peers that need them (`outgoing`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
-from protocol.codec import Symbol
+from protocol.codec import Symbol, array
 from protocol.engine.deliveries import ACCEPTED, Delivery, tag_of
 from protocol.engine.flow_answers import FlowAnswers
 from protocol.engine.incoming import FrameWalk, IllegalState
@@ -26,6 +26,7 @@ from protocol.engine.proton import (
     scratch,
     set_condition,
     set_value,
+    symbols_of,
     text_of,
 )
 from protocol.engine.state_bytes import StateTooLarge
@@ -176,6 +177,10 @@ class Engine:
     def remote_properties(self) -> dict[Any, Any]:
         """Those of the peer's open."""
         return map_of(lib.pn_connection_remote_properties(self._connection))
+
+    def desired_capabilities(self) -> tuple[str, ...]:
+        """Those that the peer's open asks for (2.7.1)."""
+        return symbols_of(lib.pn_connection_remote_desired_capabilities(self._connection))
 
     @property
     def held_bytes(self) -> int:
@@ -342,7 +347,10 @@ class Engine:
 
     # -- the connection
 
-    def open(self) -> None:
+    def open(self, capabilities: Sequence[Symbol] = ()) -> None:
+        """`capabilities` are those that are offered."""
+        if capabilities:
+            set_value(lib.pn_connection_offered_capabilities(self._connection), array(Symbol, capabilities))
         lib.pn_connection_open(self._connection)
         self.output.is_due = True
 

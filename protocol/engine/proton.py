@@ -87,6 +87,13 @@ def map_of(data: Pointer) -> dict[Any, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def symbols_of(data: Pointer) -> tuple[str, ...]:
+    """The symbols of a field that has one or an array of them. Raises ProtocolError as `value_of` does."""
+    found = value_of(data)
+    symbols = found.items if isinstance(found, codec.Array) else (found,)
+    return tuple(symbol for symbol in symbols if isinstance(symbol, codec.Symbol))
+
+
 def set_value(data: Pointer, content: Any) -> None:
     encoded = codec.encode(content)
     lib.pn_data_clear(data)

@@ -19,6 +19,7 @@ from protocol.errors import DecodeError, HeaderTooLarge, InvalidField, LimitExce
 from protocol.message.layout import DURABLE, HAS_PRIORITY
 from protocol.symbols import (
     DEADLETTER_SOURCE,
+    DELIVERY_TIME,
     ENQUEUE_SEQUENCE_NUMBER,
     ENQUEUED_TIME,
     LOCK_TOKEN,
@@ -250,6 +251,22 @@ def _scheduled_enqueue_time(message: bytes, at: int, extra: Extra) -> None:
     extra[EXTRA_SCHEDULED_MS] = bounds.time_ms(int.from_bytes(message[at + 1 : at + 9], "big", signed=True))
 
 
+_INTEGER: Final = frozenset((0x44, 0x53, 0x80, 0x55, 0x81, 0x83, 0x43, 0x52, 0x70, 0x54, 0x71))
+
+
+def delivery_time_ms(message: bytes, at: int) -> int | None:
+    """The value of DELIVERY_TIME at `at`, milliseconds since 1970; None if it is neither a timestamp nor an integer."""
+    return bounds.time_ms(int(decode(message, at)[0])) if message[at] in _INTEGER else None
+
+
+def _delivery_time(message: bytes, at: int, extra: Extra) -> None:
+    """The annotation of Service Bus says more than that of JMS, whichever comes first."""
+    time_ms = delivery_time_ms(message, at)
+    if time_ms is None:
+        raise InvalidField(DELIVERY_TIME, "is neither a timestamp nor an integer")
+    extra.setdefault(EXTRA_SCHEDULED_MS, time_ms)
+
+
 _BROKERS: Final = "only a broker sets it"
 _ANNOTATIONS: Final[dict[bytes, Any]] = {
     **{
@@ -269,6 +286,7 @@ _ANNOTATIONS: Final[dict[bytes, Any]] = {
     PARTITION_KEY.encode(): _partition_key,
     VIA_PARTITION_KEY.encode(): _via_partition_key,
     SCHEDULED_ENQUEUE_TIME.encode(): _scheduled_enqueue_time,
+    DELIVERY_TIME.encode(): _delivery_time,
 }
 _ULONG: Final = frozenset((0x44, 0x53, 0x80))
 _DELIVERY_ANNOTATIONS: Final[dict[bytes, Any]] = {

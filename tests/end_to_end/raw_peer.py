@@ -17,7 +17,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from protocol.codec import Described, Symbol, UByte, UInt, ULong, UShort, decode, encode
+from protocol.codec import Described, Symbol, UByte, UInt, ULong, UShort, array, decode, encode
 from protocol.engine.sasl import SASL_HEADER, plain_response
 from protocol.symbols import AMQP_HEADER
 from tests.brokers import KEY, KEY_NAME
@@ -140,10 +140,14 @@ class RawPeer:
         receive_buffer_bytes: int | None = None,
         product: str | None = None,
         properties: dict[Symbol, Any] | None = None,
+        desired: Sequence[str] = (),
+        container: str = "raw-peer",
     ) -> None:
         """`product` is what its open says of itself: that of Python's SDK reads fields by position. `properties`: the
-        others of its open.
+        others of its open. `desired` are the capabilities that it asks for.
         """
+        self.desired = desired
+        self.container = container
         self.product = product
         self.properties = properties or {}
         self.socket = socket.socket()
@@ -302,10 +306,11 @@ class RawPeer:
 
     def open(self, *, idle_time_out_ms: int | None = None, header: bool = True) -> Frame:
         idle = None if idle_time_out_ms is None else UInt(idle_time_out_ms)
-        fields = ["raw-peer", "localhost", UInt(1 << 20), UShort(65535), idle]
+        fields: list[Any] = [self.container, "localhost", UInt(1 << 20), UShort(65535), idle]
         properties = self.properties if self.product is None else {**self.properties, Symbol("product"): self.product}
-        if properties:
-            fields += [None, None, None, None, properties]
+        if properties or self.desired:
+            desired = array(Symbol, map(Symbol, self.desired)) if self.desired else None
+            fields += [None, None, None, desired, properties or None]
         self.send((AMQP_HEADER if header else b"") + performative(0, OPEN, fields))
         return self.expect(OPEN)
 

@@ -184,6 +184,29 @@ def test_annotations_that_only_a_broker_sets_are_left_out():
     assert take_apart(annotations(ours))[1] == BODY
 
 
+@pytest.mark.parametrize("time", [Long(70_000), Timestamp(70_000), ULong(70_000), UInt(70_000), Int(70_000)])
+def test_a_delivery_time_of_jms_schedules(time):
+    _, stored, _, extra = take_apart(annotations({"x-opt-delivery-time": time}))
+    assert extra == {Extra.SCHEDULED_MS: 70_000}
+    assert stored == encode(Symbol("x-opt-delivery-time")) + encode(time) + BODY
+
+
+@pytest.mark.parametrize("time", [Long(-(1 << 63)), Int(-1), Long(0), UInt(0)])
+def test_a_delivery_time_long_ago_is_one(time):
+    assert take_apart(annotations({"x-opt-delivery-time": time}))[3] == {Extra.SCHEDULED_MS: 0}
+
+
+def test_a_message_without_a_delivery_time_is_not_scheduled():
+    assert not take_apart(annotations({"x-opt-delivery-time": None}))[3]
+
+
+@pytest.mark.parametrize("first", ["x-opt-delivery-time", "x-opt-scheduled-enqueue-time"])
+def test_the_time_of_service_bus_precedes_that_of_jms(first):
+    times = {"x-opt-delivery-time": Long(5), "x-opt-scheduled-enqueue-time": Timestamp(7)}
+    ordered = {first: times[first], **times}
+    assert take_apart(annotations(ordered))[3] == {Extra.SCHEDULED_MS: 7}
+
+
 @pytest.mark.parametrize("key", ["k", "ключ", "x" * 128, "ж" * 128])  # the last does not fit into a short binary
 @pytest.mark.parametrize("name", ["x-opt-partition-key", "x-opt-via-partition-key"])
 def test_a_partition_key_sent_as_binary_is_stored_as_a_string(name, key):
@@ -412,6 +435,8 @@ def test_a_partition_key_must_equal_the_session_id():
         (annotations({"x-opt-via-partition-key": Long(1)}), "x-opt-via-partition-key"),
         (annotations({"x-opt-partition-key": b"\xff"}), "x-opt-partition-key"),
         (annotations({"x-opt-scheduled-enqueue-time": Long(5)}), "x-opt-scheduled-enqueue-time"),
+        (annotations({"x-opt-delivery-time": "5"}), "x-opt-delivery-time"),
+        (annotations({"x-opt-delivery-time": True}), "x-opt-delivery-time"),
         (application_properties(a=[1]), "application property"),
         (application_properties(a=[]), "application property"),
         (application_properties(a={}), "application property"),

@@ -6,11 +6,11 @@ from typing import Any
 
 from broker.namespace.fragments import Keys, partition_of_number
 from protocol import bounds
-from protocol.message.fields import id_text
+from protocol.message.fields import delivery_time_ms, id_text
 from protocol.message.layout import unpack_layout
 from protocol.message.rendering import Additions, render, render_embedded
 from protocol.message.stored import annotation, field
-from protocol.symbols import PARTITION_KEY, SCHEDULED_ENQUEUE_TIME
+from protocol.symbols import DELIVERY_TIME, PARTITION_KEY, SCHEDULED_ENQUEUE_TIME
 from storage.records import MESSAGE_HEADER_BYTES, NEVER, Field, Place
 
 # checksum (verified by the partition), enqueued ms, expires ms, layout: storage.records' message record
@@ -30,6 +30,7 @@ _STATE = {Place.AVAILABLE: 0, Place.DEFERRED: 1, Place.SCHEDULED: 2}
 _WAS_SCHEDULED = _STATE[Place.SCHEDULED]
 
 _SCHEDULED_ENQUEUE_TIME, _PARTITION_KEY = SCHEDULED_ENQUEUE_TIME.encode(), PARTITION_KEY.encode()
+_DELIVERY_TIME = DELIVERY_TIME.encode()
 _MESSAGE_ID, _GROUP_ID = 0, 10  # fields of the properties section
 _TIMESTAMP = 0x83  # the constructor
 _NONE = Keys.NONE  # here, because to look up a member of an enum takes as long as a call
@@ -158,10 +159,14 @@ def _received_state(record: bytes, overlay: Mapping[int, Any]) -> int | None:
     if Field.ENQUEUED_MS not in overlay:
         return None
     _, enqueued_ms, _, layout = _head(record)
-    set_time = annotation(_annotation_pairs(record, layout), _SCHEDULED_ENQUEUE_TIME)
-    if set_time is None or set_time[0] != _TIMESTAMP:
-        return None
-    return _WAS_SCHEDULED if bounds.time_ms(int.from_bytes(set_time[1:], "big", signed=True)) == enqueued_ms else None
+    pairs = _annotation_pairs(record, layout)
+    set_time = annotation(pairs, _SCHEDULED_ENQUEUE_TIME)
+    if set_time is not None and set_time[0] == _TIMESTAMP:
+        scheduled_ms: int | None = bounds.time_ms(int.from_bytes(set_time[1:], "big", signed=True))
+    else:
+        set_time = annotation(pairs, _DELIVERY_TIME)
+        scheduled_ms = None if set_time is None else delivery_time_ms(set_time, 0)
+    return _WAS_SCHEDULED if scheduled_ms == enqueued_ms else None
 
 
 def _annotation_pairs(record: bytes, layout: bytes) -> bytes:
