@@ -24,6 +24,7 @@ from protocol.errors import ProtocolError
 
 MAX_PATH_CHARACTERS = 260  # of a queue's or topic's path
 MAX_SUBSCRIPTION_CHARACTERS = 50
+MAX_CLIENTS_SUBSCRIPTION_CHARACTERS = 260  # with a client id, as clients of JMS have them (`protocol.subscribers`)
 MAX_ADDRESS_CHARACTERS = 2048  # with URL and percent-encoding
 
 _ORIGIN: Final = re.compile(r"(?:amqps?|sb|https?|wss?)://[^/]*", re.IGNORECASE)
@@ -162,8 +163,9 @@ def _subscription(path: str) -> Subscription | None:
     subscription = None
     if len(segments) > 2 and segments[-2].lower() == "subscriptions":
         subscription = Subscription("/".join(segments[:-2]), segments[-1])
-        if len(subscription.name) > MAX_SUBSCRIPTION_CHARACTERS:
-            raise InvalidAddress(f"A subscription's name is longer than {MAX_SUBSCRIPTION_CHARACTERS} characters.")
+        most = MAX_CLIENTS_SUBSCRIPTION_CHARACTERS if "$" in subscription.name else MAX_SUBSCRIPTION_CHARACTERS
+        if len(subscription.name) > most:
+            raise InvalidAddress(f"A subscription's name is longer than {most} characters.")
     if len(subscription.topic if subscription else path) > MAX_PATH_CHARACTERS:
         raise InvalidAddress(f"An entity's path is longer than {MAX_PATH_CHARACTERS} characters.")
     return subscription

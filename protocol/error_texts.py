@@ -4,6 +4,7 @@ Some SDKs decide by these texts. Java and JavaScript take `amqp:not-found` for a
 "The messaging entity '...' could not be found".
 """
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -89,29 +90,43 @@ def receiver_on_topic(name: str) -> str:
     return f"A topic has no messages to receive: attach to one of the subscriptions of '{name}'."
 
 
-JMS_MISSING = (
-    "temporary queues and topics (dynamic addresses); subscriptions that clients make on topics (durable, shared or "
-    "neither), and their end by unsubscribe"
-)
-"""What JMS 2.0 has and this broker has not. docs/messaging.md says it, too."""
-
-
-def jms_subscriber(name: str) -> str:
-    """For a receiver that a client of JMS attaches to a topic."""
+def subscription_to_make(topic: str, name: str) -> str:
     return (
-        f"Subscriptions that JMS clients make on a topic are not offered: make a subscription of '{name}' by the "
-        f"administration API or the configuration, and receive from '{name}/Subscriptions/' and its name."
+        f"Unauthorized access. The topic '{topic}' has no subscription '{name}', and to make one for this link needs the "
+        f"right Manage on the topic. Or somebody else makes '{topic}/Subscriptions/{name}'."
     )
 
 
-JMS_UNSUBSCRIBE = (
-    "The link names no entity. If it is to end a subscription: those that JMS clients make are not offered."
+def subscription_to_end(path: str) -> str:
+    return f"Unauthorized access. To end the subscription '{path}' needs the right Manage on its topic."
+
+
+def no_subscription_to_end(name: str, client_id: str) -> str:
+    of = f"the client id '{client_id[:100]}'" if client_id else "clients without an id"
+    return f"No topic has a subscription '{name[:100]}' of {of}, or just '{name[:100]}'."
+
+
+def subscriptions_of_one_name(name: str, paths: Sequence[str]) -> str:
+    return (
+        f"Several topics have a subscription '{name[:100]}' ({', '.join(paths[:5])}), and none was made for this client: "
+        "delete the one that is meant by the administration API."
+    )
+
+
+TEMPORARY_TO_MAKE = (
+    "Unauthorized access. To make a temporary queue or topic (a dynamic address) needs the right Manage on the namespace."
 )
 
-DYNAMIC_ADDRESS = (
-    "The link names no entity: it asks for a temporary queue or topic (a dynamic address), which is not offered. "
-    "The source or target needs an address."
-)
+
+def temporary_of_another(name: str) -> str:
+    return f"'{name}' is temporary, and only the connection that it was made for may receive from it."
+
+
+def too_many_temporary(most: int) -> str:
+    return (
+        f"The connection has {most} temporary queues and topics and subscriptions that are not durable, as many as the "
+        "setting amqp.max_temporary_entities_per_connection allows."
+    )
 
 
 def receiver_on_forwarding(name: str, to: str) -> str:

@@ -128,8 +128,14 @@ DELAY: Final = "peeklock:delay-ms"
 # Whether the request receive-by-sequence-number is for active messages, too: boolean
 ACTIVE: Final = "peeklock:active"
 
-# Capability of a connection that clients of JMS ask for: DELIVERY_TIME schedules
-DELAYED_DELIVERY: Final = Symbol("DELAYED_DELIVERY")
+# Capabilities of a connection that clients of JMS ask for
+DELAYED_DELIVERY: Final = Symbol("DELAYED_DELIVERY")  # DELIVERY_TIME schedules
+SHARED_SUBSCRIPTIONS: Final = Symbol("SHARED-SUBS")
+
+# Capabilities of sources and targets, by which clients of JMS say what they mean
+SHARED: Final = Symbol("shared")  # a subscription with several consumers
+TOPIC_CAPABILITIES: Final = frozenset((Symbol("topic"), Symbol("temporary-topic")))
+TEMPORARY_TOPIC: Final = Symbol("temporary-topic")
 
 # Content type of a ping, which is accepted and not stored
 PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
@@ -138,7 +144,8 @@ PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
 SESSION_FILTER: Final = Symbol("com.microsoft:session-filter")  # string or null, in some clients described
 
 # Link properties
-IS_CLIENT_PROVIDER: Final = Symbol("com.microsoft:is-client-provider")  # boolean of an open: a client of JMS 2.0
+# Of an open, in azure-servicebus-jms: long, the idle time after which a subscription that it makes is deleted
+SUBSCRIBER_IDLE_SECONDS: Final = Symbol("com.microsoft:subscriber-auto-delete-on-idle-duration-in-seconds")
 ENTITY_TYPE: Final = Symbol("com.microsoft:entity-type")  # int: 0 queue, 1 topic, 2 subscription
 PEEK_MODE: Final = Symbol("com.microsoft:peek-mode")  # boolean: the receiver only browses
 TIMEOUT: Final = Symbol("com.microsoft:timeout")  # uint, milliseconds

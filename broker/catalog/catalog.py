@@ -80,7 +80,8 @@ class Definition(NamedTuple):
 
     They are chosen when the entity is created. Earlier versions did not store them: then the tuple is empty, until
     `reconcile` has recorded the only one. `rules_ms` is when a declaration changed the rules of a subscription, so that
-    a partition on another machine notices it.
+    a partition on another machine notices it. A temporary entity exists as long as clients hold it, and not after a
+    restart (`broker.worker.temporary`).
     """
 
     entity_id: int
@@ -89,6 +90,7 @@ class Definition(NamedTuple):
     updated_ms: int
     partitions: tuple[int, ...] = ()
     rules_ms: int = 0
+    temporary: bool = False
 
     def document(self) -> dict[str, Any]:
         fields = self.description.model_dump(mode="json")
@@ -102,6 +104,7 @@ class Definition(NamedTuple):
             "updated_ms": self.updated_ms,
             "partitions": list(self.partitions),
             **({"rules_ms": self.rules_ms} if self.rules_ms else {}),
+            **({"temporary": True} if self.temporary else {}),
             **fields,
         }
 
@@ -115,8 +118,9 @@ class Definition(NamedTuple):
                 raise ValueError(f"kind {kind!r} is unknown")
             entity_id, created_ms, updated_ms = (fields.pop(name) for name in ("entity_id", "created_ms", "updated_ms"))
             partitions, rules_ms = tuple(fields.pop("partitions", ())), fields.pop("rules_ms", 0)
+            temporary = fields.pop("temporary", False)
             described = DESCRIPTIONS[kind].model_validate(fields)
-            return cls(entity_id, described, created_ms, updated_ms, partitions, rules_ms)
+            return cls(entity_id, described, created_ms, updated_ms, partitions, rules_ms, temporary)
         except (KeyError, TypeError, ValidationError) as error:
             raise ValueError(f"not a definition: {error}") from error
 

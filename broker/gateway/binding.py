@@ -1,18 +1,22 @@
 """Binds an attach to an entity, to a node that answers requests, or to the coordinator of transactions."""
 
 import time
+import uuid
+from functools import partial
 from typing import NamedTuple
 
-from broker.errors import InvalidArgument, NotAllowed, NotImplementedByBroker
+from broker.errors import InvalidArgument, NotAllowed, NotImplementedByBroker, Unauthorized
 from broker.gateway.host import Host
 from broker.gateway.links.browsers import Browser
 from broker.gateway.links.filters import SourceFilters
 from broker.gateway.links.filters import read as read_filters
+from broker.gateway.links.making import LinkInMaking
 from broker.gateway.links.partitioned_receivers import PartitionedReceiver
 from broker.gateway.links.partitioned_senders import PartitionedSender
 from broker.gateway.links.receivers import ClientReceiver
 from broker.gateway.links.senders import ClientSender
 from broker.gateway.links.session_links import NextSessionReceiver, SessionReceiver
+from broker.gateway.links.subscription_ends import SubscriptionEnd
 from broker.gateway.links.topic_receivers import TopicReceiver
 from broker.gateway.namespace import Entity
 from broker.gateway.nodes.cbs import CbsRequests
@@ -20,13 +24,14 @@ from broker.gateway.nodes.coordinator import COORDINATOR_CREDIT, MAX_REQUEST_BYT
 from broker.gateway.nodes.management import ENVELOPE_BYTES, ManagementRequests
 from broker.gateway.nodes.namespace import NamespaceRequests
 from broker.gateway.nodes.request_links import REQUEST_CREDIT, RequestLink, ResponseLink
+from broker.gateway.subscribing import Missing, subscription_of, subscriptions_to_end
 from broker.namespace.entities import Right
 from protocol import error_texts, session_filter
 from protocol.addresses import Address, Node, Part
 from protocol.addresses import parse as parse_address
 from protocol.engine.links import Link
 from protocol.session_filter import SessionRequest
-from protocol.symbols import ENTITY_TYPE, PEEK_MODE, TRANSFER_DESTINATION_ADDRESS
+from protocol.symbols import ENTITY_TYPE, PEEK_MODE, TEMPORARY_TOPIC, TRANSFER_DESTINATION_ADDRESS
 
 # The largest tokens known are some 10 KiB.
 MAX_TOKEN_MESSAGE_BYTES = 128 * 1024
@@ -35,7 +40,17 @@ _NON_EXCLUSIVE_SESSION_FILTER = "com.microsoft:non-exclusive-session-filter:list
 
 _KINDS = ("queue", "topic", "subscription")  # by the numbers of ENTITY_TYPE
 
-Bound = ClientSender | ClientReceiver | Browser | TopicReceiver | RequestLink | ResponseLink | Coordinator
+Bound = (
+    ClientSender
+    | ClientReceiver
+    | Browser
+    | TopicReceiver
+    | RequestLink
+    | ResponseLink
+    | Coordinator
+    | LinkInMaking
+    | SubscriptionEnd
+)
 
 
 class Destination(NamedTuple):
@@ -46,18 +61,12 @@ class Destination(NamedTuple):
 
 
 def destination_of(host: Host, link: Link) -> Destination | None:
-    """The destination of the attach, if the client has the right; None is the coordinator, which needs no right.
+    """The destination of the attach, if the client has the right; None if it has no address.
 
     Raises BrokerError, and ProtocolError for an invalid address.
     """
-    if link.is_coordinator:
+    if link.is_coordinator or link.is_dynamic or link.address is None:
         return None
-    if link.is_dynamic:
-        raise InvalidArgument(error_texts.DYNAMIC_ADDRESS)
-    if link.address is None:
-        if host.wants_jms and link.is_sender:
-            raise InvalidArgument(error_texts.JMS_UNSUBSCRIBE)
-        raise InvalidArgument("The link names no entity: the source or target needs an address.")
     address = parse_address(link.address)
     if address.node is Node.CBS:
         return Destination(address, None)
@@ -70,19 +79,55 @@ def destination_of(host: Host, link: Link) -> Destination | None:
         rights.require(address.resource, right, time.time())
     elif not any(rights.allows(address.resource, right, time.time()) for right in Right):
         rights.require(address.resource, Right.LISTEN, time.time())
-    return Destination(address, host.gateway.namespace.find(address))
+    entity = host.gateway.namespace.find(address)
+    if entity.is_temporary and entity.entity_id not in host.holding:
+        if right is not Right.SEND or address.node is not Node.ENTITY:
+            raise Unauthorized(error_texts.temporary_of_another(entity.name))
+    return Destination(address, entity)
 
 
 def bind(host: Host, link: Link, destination: Destination | None) -> Bound:
     """Accept the attach, or ask the partition for the session that it wants. Raises BrokerError and ProtocolError."""
     if destination is None:
-        link.accept(MAX_REQUEST_BYTES, COORDINATOR_CREDIT)
-        return Coordinator(host, link)
+        return _bind_without_address(host, link)
     address, entity = destination
     if entity is None or address.node is Node.MANAGEMENT:
         return _bind_node(host, link, address, entity)
     _check_kind(link, address, entity)
     return _bind_receiver(host, link, address, entity) if link.is_sender else _bind_sender(host, link, address, entity)
+
+
+def _bind_without_address(host: Host, link: Link) -> Bound:
+    """The coordinator, which needs no right; a node that is to be made (3.5.3); or the end of a subscription."""
+    if link.is_coordinator:
+        link.accept(MAX_REQUEST_BYTES, COORDINATOR_CREDIT)
+        return Coordinator(host, link)
+    if link.is_dynamic:
+        return _make_temporary(host, link)
+    if link.is_sender and not link.has_source and not link.is_refused:
+        ended = subscriptions_to_end(host, link)
+        link.node_address, _, _ = ended[0].name.rpartition("/Subscriptions/")
+        link.accept()
+        return SubscriptionEnd(host, link, ended)
+    raise InvalidArgument("The link names no entity: the source or target needs an address.")
+
+
+def _make_temporary(host: Host, link: Link) -> LinkInMaking:
+    """A queue or a topic that exists as long as the link. Raises Unauthorized, NotAllowed, QuotaExceeded."""
+    if not host.rights.allows("", Right.MANAGE, time.time()):
+        raise Unauthorized(error_texts.TEMPORARY_TO_MAKE)
+    kind = "topic" if TEMPORARY_TOPIC in link.capabilities() else "queue"
+    if kind == "topic" and link.is_sender:
+        raise NotAllowed("A temporary topic is made by a link that sends to it: a topic has no messages to receive.")
+    host.holding.begin(link)
+    name = f"temporary-{kind}.{uuid.uuid4().hex}"
+
+    def bind(entity: Entity) -> Bound:
+        link.node_address = name
+        address = parse_address(name)
+        return (_bind_receiver if link.is_sender else _bind_sender)(host, link, address, entity)
+
+    return LinkInMaking(host, link, kind, {"name": name, "enable_partitioning": False}, name, bind)
 
 
 def _check_kind(link: Link, address: Address, entity: Entity) -> None:
@@ -147,26 +192,45 @@ def _transfer_destination(host: Host, name: object) -> Entity:
     return entity
 
 
+def _bind_on_topic(host: Host, link: Link, address: Address, topic: Entity) -> Bound:
+    """A receiver on a topic itself: it means one of the subscriptions, or to look at scheduled messages."""
+    found = subscription_of(host, link, topic)
+    if found is None:
+        if link.browses:
+            raise NotAllowed(error_texts.receiver_on_topic(topic.name))
+        link.accept(filters=read_filters(link.source_filter()).in_place)
+        return TopicReceiver(host, link, topic, address)
+    if not isinstance(found, Missing):
+        return _bind_subscriber(host, link, found)
+    if found.is_temporary:
+        host.holding.begin(link)
+    fields = {"topic": found.topic, "name": found.name, **found.properties}
+    return LinkInMaking(host, link, "subscription", fields, found.path, partial(_bind_subscriber, host, link))
+
+
+def _bind_subscriber(host: Host, link: Link, subscription: Entity) -> Bound:
+    return _bind_receiver(host, link, parse_address(subscription.name), subscription, is_subscriber=True)
+
+
 def _bind_receiver(
-    host: Host, link: Link, address: Address, entity: Entity
-) -> ClientReceiver | Browser | TopicReceiver:
+    host: Host, link: Link, address: Address, entity: Entity, *, is_subscriber: bool = False
+) -> Bound:
+    """`is_subscriber`: the link names the topic of this subscription."""
     entity.require_receive(address.part)
     filters, properties = link.source_filter(), link.remote_properties()
     if _NON_EXCLUSIVE_SESSION_FILTER in filters:
         raise NotImplementedByBroker("Receivers that share a session are not offered by this version.")
     session = session_filter.read(filters, properties)
-    others = read_filters(filters)
+    # Service Bus ignores no-local of subscribers, too.
+    others = read_filters(filters, ignores_no_local=is_subscriber)
     has_sessions = entity.requires_session and address.part is Part.MAIN
     if session is not None and not has_sessions:
         raise NotAllowed(error_texts.SESSION_RECEIVER_NOT_SUPPORTED)
     if entity.kind == "topic" and address.part is Part.MAIN:
-        if host.wants_jms:
-            raise NotAllowed(error_texts.jms_subscriber(entity.name))
-        if link.browses:
-            raise NotAllowed(error_texts.receiver_on_topic(entity.name))
-        link.accept(filters=others.in_place)
-        return TopicReceiver(host, link, entity, address)
-    if link.browses or properties.get(PEEK_MODE) is True:
+        return _bind_on_topic(host, link, address, entity)
+    # Who subscribes durably asks for copies of what the topic has (Qpid JMS), and not to browse the subscription.
+    browses = link.browses and not (is_subscriber and link.outlives_connection)
+    if browses or properties.get(PEEK_MODE) is True:
         return _bind_browser(host, link, address, entity, session, others)
     if session is not None:
         if session.session_id is not None:

@@ -1,6 +1,6 @@
 """The links of one connection: how many may be bound, to what, and for how long."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from broker.errors import BrokerError, NotAllowed, QuotaExceeded
@@ -66,9 +66,7 @@ class BoundLinks:
                 tracker = destination.entity.tracker(host.gateway.namespace.name)
             bound = bind(host, link, destination)
         except (BrokerError, ProtocolError) as error:
-            condition = condition_of(error)
-            host.gateway.metrics.errors[condition] += 1
-            link.refuse(condition, host.tracked(str(error), tracker))
+            self._refuse(link, error, tracker)
             return
         link.context = bound
         if isinstance(bound, ResponseLink):
@@ -77,6 +75,25 @@ class BoundLinks:
                 self._by_reply_to.setdefault(reply, {})[bound] = None
         self._claims[link.is_sender] += _is_of_claims(bound)
         self._add(link, 1)
+
+    def bind_made(self, link: Link, bind: Callable[[], Bound]) -> None:
+        """The node of the link, for which another object stands in, is there. Bind it by this, or refuse it."""
+        host = self._host
+        host.active.pop(link.context, None)
+        try:
+            bound = bind()
+        except (BrokerError, ProtocolError) as error:
+            self._refuse(link, error)
+            self.unbind(link)
+            return
+        link.context = bound
+        if link.is_sender:
+            bound.on_flow()  # the client may have given credit meanwhile
+
+    def _refuse(self, link: Link, error: Exception, tracker: str = "NoSystemTracker") -> None:
+        condition = condition_of(error)
+        self._host.gateway.metrics.errors[condition] += 1
+        link.refuse(condition, self._host.tracked(str(error), tracker))
 
     def _require_room(self, link: Link) -> None:
         """Raises QuotaExceeded."""
@@ -107,6 +124,7 @@ class BoundLinks:
         if bound is None:
             return
         link.context = None
+        self._host.holding.end(link)
         self._claims[link.is_sender] -= _is_of_claims(bound)
         self._add(link, -1)
         if isinstance(bound, ClientReceiver):

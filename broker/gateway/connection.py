@@ -9,14 +9,15 @@ import itertools
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial, wraps
-from typing import Concatenate, ParamSpec, Protocol, cast
+from typing import Any, Concatenate, ParamSpec, Protocol, cast
 
 from broker.errors import BrokerError, EntityNotFound
 from broker.gateway.bound_links import MAX_LINKS_WITHOUT_RIGHTS, BoundLinks
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Overrunning, Responder, SessionHolder, Shared
+from broker.gateway.holding import Holding
 from broker.gateway.limits.budget import CONNECTION_BYTES, ENGINE_BYTES, MEASURED_BYTES, TLS_BYTES, Budget, Holder
 from broker.gateway.limits.large_answers import LargeAnswers
 from broker.gateway.limits.queued import Queued
@@ -24,6 +25,7 @@ from broker.gateway.links.browsers import Browser
 from broker.gateway.links.intake import Intake
 from broker.gateway.links.receivers import ClientReceiver
 from broker.gateway.links.senders import ClientSender
+from broker.gateway.links.subscription_ends import SubscriptionEnd
 from broker.gateway.namespace import Entity
 from broker.gateway.rights import NOT_THE_EMULATORS, Proof, Rights, entity_of
 from broker.gateway.router import WorkerConnection
@@ -47,7 +49,7 @@ from protocol.engine.state_bytes import StateTooLarge
 from protocol.engine.unfinished import Pool, Unfinished
 from protocol.errors import InvalidField, ProtocolError
 from protocol.nodes.sas_tokens import Claim
-from protocol.symbols import DELAYED_DELIVERY, IS_CLIENT_PROVIDER
+from protocol.symbols import DELAYED_DELIVERY, SHARED_SUBSCRIPTIONS
 
 log = get_logger("gateway")
 
@@ -60,7 +62,7 @@ CLOSE_GRACE_SECONDS = 2.0
 # Tokens end by the wall clock, which may be set meanwhile; so rights are checked at least this often.
 LOOK_AT_RIGHTS_SECONDS = 60.0
 # Capabilities of connections. They are told to who asks for them: others may not be able to read them.
-OFFERED = (DELAYED_DELIVERY,)
+OFFERED = (DELAYED_DELIVERY, SHARED_SUBSCRIPTIONS)
 _KEY_CHANGED = "The key that the client has shown no longer gives this right: it was changed or removed."
 # Refused links count until the client has detached them. A client with this many times the allowed links never does.
 LINKS_OVERRUN = 2
@@ -104,7 +106,6 @@ class Home(Shared, Protocol):
     max_connections: int
     waiting: set["ClientConnection"]  # those to regulate when a worker has caught up
     refusals: RepeatedWarning
-    jms_clients: RepeatedWarning
     unfinished: Pool
     budget: Budget
 
@@ -167,7 +168,8 @@ class ClientConnection(Holder, asyncio.Protocol):
         self.sessions: dict[tuple[int, str], SessionHolder] = {}
         self._peer = ""
         self.client_name = ""
-        self.wants_jms = False
+        most = gateway.settings.amqp.max_temporary_entities_per_connection
+        self.holding = Holding(gateway.router, gateway.holders, most)
         self.carrier_bytes = 0
         self._socket_bytes = CONNECTION_BYTES
         self._read_bytes = 0  # TLS keeps a buffer as large as the largest read
@@ -449,9 +451,6 @@ class ClientConnection(Holder, asyncio.Protocol):
         desired = self.engine.desired_capabilities()
         self.engine.open([each for each in OFFERED if each in desired])
         log.info("connection opened", peer=self._peer, container=container_id[:100])
-        self.wants_jms = self.engine.remote_properties().get(IS_CLIENT_PROVIDER) is True
-        if self.wants_jms:
-            self.gateway.jms_clients.happened(f"not offered: {error_texts.JMS_MISSING}", last_peer=self._peer)
         if self.gateway.is_full:
             self.gateway.metrics.connections_refused += 1
             limit = self.gateway.max_connections
@@ -480,6 +479,8 @@ class ClientConnection(Holder, asyncio.Protocol):
             self._links.attach(link)
 
     def on_detach(self, link: Link, closed: bool, condition: str, description: str) -> None:
+        if closed and isinstance(link.context, SubscriptionEnd):
+            link.context.on_close()
         # Deliveries that wait for the session's window end with the link; those that wait for the client are written.
         self._links.unbind(link, unsent=0 if self.is_stalled or not link.is_sender else link.queued)
 
@@ -528,6 +529,14 @@ class ClientConnection(Holder, asyncio.Protocol):
         self._reason = self._reason or description or "closed by the client"
 
     # -- for bound links
+
+    @property
+    def client_properties(self) -> Mapping[Any, Any]:
+        return self.engine.remote_properties()
+
+    def bind_made(self, link: Link, bind: Callable[[], Any]) -> None:
+        self._links.bind_made(link, bind)
+        self.flush()
 
     @property
     def output_room_bytes(self) -> int:

@@ -90,6 +90,7 @@ class Gateway:
         self.returning = Returning(self.router)
         self.new_message_id = MessageIds()
         self.sender_turns: Iterator[int] = itertools.count()
+        self.holders: Iterator[int] = itertools.count(1)
         self.router.on_caught_up = self._on_caught_up
         self.router.on_changed = self._on_changed
         self.router.on_deleted = self._on_deleted
@@ -102,7 +103,6 @@ class Gateway:
         self.max_connections, self._max_refused = allowed_connections(self.settings)
         self._arriving: set[asyncio.BaseProtocol] = set()  # accepted, and usually in the TLS handshake
         self.refusals = RepeatedWarning("connections refused")
-        self.jms_clients = RepeatedWarning("a client counts on JMS 2.0, of which a part is not there")
         self.denials = RepeatedWarning("authentication failed")
         self._crowds = RepeatedWarning("connection ended for want of memory")
         self._failures = RepeatedWarning("no connection can be accepted")

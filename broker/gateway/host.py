@@ -4,10 +4,11 @@ A connection binds links to entities and nodes, so it imports their classes. The
 interfaces.
 """
 
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, Protocol
 
 from broker.errors import BrokerError
+from broker.gateway.holding import Holding
 from broker.gateway.limits.large_answers import LargeAnswers
 from broker.gateway.message_ids import MessageIds
 from broker.gateway.namespace import Namespace
@@ -40,6 +41,7 @@ class Shared(Protocol):
     returning: Returning
     denials: RepeatedWarning
     new_message_id: MessageIds
+    holders: Iterator[int]  # numbers of links that hold temporary entities
     sender_turns: Iterator[int]  # senders to partitioned entities begin with each fragment in turn
 
     def go_on_with(self, work: Coroutine[Any, Any, None]) -> None:
@@ -73,11 +75,11 @@ class Host(Turn, Protocol):
     `large_answers`: the room for these. `overrun`: links that may have more than their credit, for which the client may
     have to wait. `blocked`: links to post after the next output. `shut`: links to post after the client's next flow.
     `unsent`: the end of the output. `sessions`: the holder of each session, by queue id and session id. `client_name`:
-    the container id of the client's open. `wants_jms`: the client counts on all of JMS 2.0.
+    the container id of the client's open. `holding`: the temporary entities that links hold.
     """
 
     client_name: str
-    wants_jms: bool
+    holding: Holding
 
     is_stalled: bool
     waiting_bytes: int
@@ -94,6 +96,10 @@ class Host(Turn, Protocol):
     def gateway(self) -> Shared: ...
 
     @property
+    def client_properties(self) -> Mapping[Any, Any]:
+        """Those of the client's open."""
+
+    @property
     def output_room_bytes(self) -> int:
         """How much can be written before the client must read; never too low."""
 
@@ -101,6 +107,9 @@ class Host(Turn, Protocol):
         """Let the links send what they have gathered to the partitions, so that later commands come after it."""
 
     def reject(self, delivery: Delivery, condition: str, text: str, tracker: str = "NoSystemTracker") -> None: ...
+
+    def bind_made(self, link: Link, bind: Callable[[], Any]) -> None:
+        """The node of the link is there: bind it, or refuse it with the error that this raises."""
 
     def detach(self, link: Link, error: BrokerError, tracker: str = "NoSystemTracker") -> None: ...
 

@@ -24,10 +24,10 @@ class Entity:
     """One entity of the catalog; `name` is its whole path. `partitions` are those that it lives on.
 
     There is one object for each entity id as long as the entity exists. Its description changes, and the partition of a
-    plain one (`Namespace`).
+    plain one (`Namespace`). One that `is_temporary` is held by links (`broker.gateway.holding`).
     """
 
-    __slots__ = ("created_ms", "description", "entity_id", "kind", "name", "partitions", "updated_ms")
+    __slots__ = ("created_ms", "description", "entity_id", "is_temporary", "kind", "name", "partitions", "updated_ms")
 
     def __init__(
         self,
@@ -36,6 +36,7 @@ class Entity:
         partitions: tuple[int, ...],
         created_ms: int = 0,
         updated_ms: int = 0,
+        is_temporary: bool = False,
     ) -> None:
         self.entity_id = entity_id
         self.description = description
@@ -44,6 +45,7 @@ class Entity:
         self.partitions = partitions
         self.created_ms = created_ms
         self.updated_ms = updated_ms
+        self.is_temporary = is_temporary
 
     @property
     def partition(self) -> int:
@@ -60,6 +62,7 @@ class Entity:
             definition.partitions,
             definition.created_ms,
             definition.updated_ms,
+            definition.temporary,
         )
 
     def take(self, other: Self) -> None:

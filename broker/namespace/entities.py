@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from pydantic_core import PydanticCustomError
 
 from broker.namespace import names
+from protocol.addresses import MAX_CLIENTS_SUBSCRIPTION_CHARACTERS
 from protocol.bounds import LONGEST_MS
 
 SECOND_MS = 1000
@@ -36,8 +37,14 @@ EntityName = Annotated[
     StringConstraints(min_length=1, max_length=260, pattern=r"^[A-Za-z0-9](?:[\w./~-]*[\w-])?$"),
     AfterValidator(_names_no_subscription),
 ]
+# Behind the second form is what is added to the names that clients of JMS choose (`protocol.subscribers`).
 SubscriptionName = Annotated[
-    str, StringConstraints(min_length=1, max_length=50, pattern=r"^[A-Za-z0-9](?:[\w.~-]*[\w-])?$")
+    str,
+    StringConstraints(
+        min_length=1,
+        max_length=MAX_CLIENTS_SUBSCRIPTION_CHARACTERS,
+        pattern=r"^[A-Za-z0-9](?:[\w.~-]{0,48}[\w-])?(?:\$[\w.:@~-]*\$N?D)?$",
+    ),
 ]
 
 

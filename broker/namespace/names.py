@@ -9,7 +9,7 @@ _OF_ENTITY: Final = f"1 to 260 letters, digits and . _ - / ~, {ENDS}"
 RULES: Final = {
     "queue": _OF_ENTITY,
     "topic": _OF_ENTITY,
-    "subscription": f"1 to 50 letters, digits and . _ - ~, {ENDS}",
+    "subscription": f"1 to 50 letters, digits and . _ - ~, {ENDS}; behind it may be $client id$D, of a client of JMS",
     "rule": "1 to 50 characters other than / \\ @ ? # * and control characters, with no space at either end",
 }
 """By what is named. The text comes after "must be"."""

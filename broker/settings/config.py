@@ -186,6 +186,12 @@ class Amqp(Frozen):
     max_sessions_per_connection: int = Field(5000, ge=1, le=65_536, description="AMQP sessions on one connection.")
     max_links_per_session: int = Field(256, ge=1, le=65_536, description="Links in one AMQP session.")
     max_links_per_connection: int = Field(5000, ge=1, le=65_536, description="Links on one connection.")
+    max_temporary_entities_per_connection: int = Field(
+        256,
+        ge=0,
+        le=5000,
+        description="Temporary queues and topics, and subscriptions that are not durable, of one connection. See docs/jms.md.",
+    )
     max_state_bytes_per_connection: int = Field(
         128 * MIB,
         ge=MIB,

@@ -12,6 +12,10 @@ for entities that it has not heard of as busy.
     "create", kind, properties, rule documents | None     definition document
     "update", path, properties that get another value      definition document
     "delete", path                                         None
+    "provide", kind, properties, rule documents | None, holder    definition document of the entity of this path; if there
+                                                           is none, it is made. A holder above 0 makes a temporary one,
+                                                           and holds it: see `broker.worker.temporary`
+    "release", holder                                      None; what nobody holds is deleted soon
     "add-rule", path, rule document                        None; for a subscription of a partitioned topic
     "replace-rule", path, rule document                    None; likewise
     "remove-rule", path, name                              None
@@ -23,9 +27,9 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from broker import wire
-from broker.catalog.catalog import HOME, Definition, catalog_version, definition, next_entity_id
+from broker.catalog.catalog import HOME, Definition, catalog_version, definition, definitions, next_entity_id
 from broker.catalog.changing import Changing, Limits, described
-from broker.errors import EntityNotFound, InvalidArgument, ServerBusy
+from broker.errors import EntityAlreadyExists, EntityNotFound, InvalidArgument, ServerBusy
 from broker.logging import get_logger
 from broker.namespace.entities import SubscriptionDescription
 from broker.namespace.rule_descriptions import DEFAULT_RULE
@@ -33,6 +37,7 @@ from broker.partition.partition import Partition
 from broker.wire import Answer, Ask, Changed, Deleted, Keep, Rules
 from broker.worker.copies import Copies, warn_of_other_store
 from broker.worker.moves import Move, Moves
+from broker.worker.temporary import Temporaries
 from broker.worker.unused import UnusedEntities
 from storage.records import KNOWN_STORES_KEY, decode_document, encode_document, entity_key
 from storage.store import Store, Table
@@ -83,6 +88,7 @@ class Home(Generic[C]):
         self.followers: dict[C, tuple[int, ...]] = {}  # and their partitions
         self._unused = UnusedEntities(copies, partitions, self.followers)
         self._moves: Moves[C] = Moves()
+        self._temporaries: Temporaries[C] | None = None  # read from the store at the first look
         self._gateways: set[C] = set()  # those that follow
         self._under_way: deque[_UnderWay[C]] = deque()  # changes that workers have not all followed
         self._told: deque[_UnderWay[C]] = deque()  # changes that gateways have not all followed
@@ -131,6 +137,8 @@ class Home(Generic[C]):
         partitions = self.followers.pop(caller, ())
         if partitions:
             self._unused.left(caller, partitions)
+        if self._temporaries is not None:
+            self._temporaries.left(caller)
         for move in self._moves.left(caller, partitions):
             self._give_up(move, now_ms)
         self._gateways.discard(caller)
@@ -149,9 +157,10 @@ class Home(Generic[C]):
     def _finish(self, now_ms: int) -> None:
         while self._under_way and not self._under_way[0].awaited:
             done, version, *_ = self._under_way.popleft()
-            assert done.news is not None
-            self.news.append(done.news)
-            self._told.append(_UnderWay(done, version, now_ms, set(self._gateways)))
+            if done.news is not None:
+                self.news.append(done.news)
+            awaited = set() if done.news is None else set(self._gateways)
+            self._told.append(_UnderWay(done, version, now_ms, awaited))
         while self._told and not self._told[0].awaited:
             self.done.append(self._told.popleft().done)
 
@@ -184,6 +193,10 @@ class Home(Generic[C]):
             self._give_up(self._moves.end(arguments[1]), now_ms)
             self.done.append(Done(None, caller, number))
             return None
+        if arguments[:1] == ["release"] and len(arguments) == 2:
+            self._of_clients().release(caller, arguments[1])
+            self.done.append(Done(None, caller, number))
+            return None
         self._require_all(now_ms)
         version = catalog_version(self._store) + 1
         news: Changed | Deleted
@@ -198,6 +211,18 @@ class Home(Generic[C]):
                 changes = self._moved(self._moves.end(token))
                 self._aligned(self._copies.change(version, changes, now_ms), now_ms)
                 news, result = wire.changed(version, changes), changes[0][1]
+            case ["provide", kind, fields, rules, int(holder)]:
+                known = self._known(kind, fields)
+                if known is not None:
+                    self._hold(caller, holder, known)
+                    done = Done(None, caller, number, known.document())
+                    self._under_way.append(_UnderWay(done, version - 1, now_ms, set()))  # behind its creation, perhaps
+                    self._finish(now_ms)
+                    return None
+                change, result = self._created(kind, fields, rules, now_ms, temporary=holder > 0)
+                self._aligned(self._copies.change(version, [change], now_ms), now_ms)
+                news = wire.changed(version, [change])
+                self._hold(caller, holder, Definition.from_document(result))
             case ["delete", path]:
                 gone = self._partition.with_subscriptions([self._changing.entity(path)])
                 self._require_still(gone, path)
@@ -259,9 +284,35 @@ class Home(Generic[C]):
         self._begin(Done(news), now_ms)
         return news
 
+    def remove_orphans(self, now_ms: int) -> Deleted | None:
+        """Remove the temporary entities that nobody holds; to be called each second. Returns as `remove`."""
+        orphans = self._of_clients().orphans
+        return self.remove(orphans, now_ms) if orphans else None
+
+    def _of_clients(self) -> Temporaries[C]:
+        if self._temporaries is None:
+            self._temporaries = Temporaries(each.entity_id for each in definitions(self._store) if each.temporary)
+        return self._temporaries
+
+    def _known(self, kind: Any, fields: Any) -> Definition | None:
+        """The entity with the path that these properties say. Raises InvalidArgument, EntityAlreadyExists."""
+        wanted = described(kind, fields)
+        entity_id = self._partition.index.find(wanted.path)
+        if entity_id is None:
+            return None
+        known = definition(self._store, entity_id)
+        if known.description.kind != kind:
+            raise EntityAlreadyExists(f"The messaging entity '{wanted.path}' already exists.")
+        return known
+
+    def _hold(self, caller: C, holder: int, of: Definition) -> None:
+        if holder and of.temporary:
+            self._of_clients().hold(caller, holder, of.entity_id)
+
     def _removed(self, version: int, gone: list[int], now_ms: int) -> Deleted:
         self._unused.forget(gone)
         self._moves.forget(gone)
+        self._of_clients().forget(gone)
         self._aligned(self._copies.remove(version, gone, now_ms), now_ms)
         return wire.deleted(version, gone)
 
@@ -291,17 +342,7 @@ class Home(Generic[C]):
         """The change as it travels, and the result."""
         match arguments:
             case ["create", kind, fields, rules]:
-                wanted = described(kind, fields)
-                topic = self._topic(wanted.topic) if isinstance(wanted, SubscriptionDescription) else None
-                if topic is not None:
-                    self._require_still([topic.entity_id], topic.description.path)
-                new = self._changing.created(wanted, topic, next_entity_id(self._store), now_ms)
-                if rules is not None:
-                    rules = [{**rule, "created_ms": now_ms} for rule in rules]
-                    self._changing.check_first_rules(new, rules)
-                elif topic is not None:
-                    rules = [DEFAULT_RULE.document(now_ms)]
-                return ["put", new.document(), rules], new.document()
+                return self._created(kind, fields, rules, now_ms)
             case ["update", path, fields]:
                 known = definition(self._store, self._changing.entity(path))
                 self._require_still([known.entity_id], path)
@@ -319,6 +360,23 @@ class Home(Generic[C]):
                 self._changing.check_has_rule(of, name)
                 return ["drop-rule", of.entity_id, name], None
         raise InvalidArgument("This is no change of entities.")
+
+    def _created(
+        self, kind: Any, fields: Any, rules: Any, now_ms: int, *, temporary: bool = False
+    ) -> tuple[list[Any], Any]:
+        """As `_decided`."""
+        wanted = described(kind, fields)
+        topic = self._topic(wanted.topic) if isinstance(wanted, SubscriptionDescription) else None
+        if topic is not None:
+            self._require_still([topic.entity_id], topic.description.path)
+        new = self._changing.created(wanted, topic, next_entity_id(self._store), now_ms)
+        if rules is not None:
+            rules = [{**rule, "created_ms": now_ms} for rule in rules]
+            self._changing.check_first_rules(new, rules)
+        elif topic is not None:
+            rules = [DEFAULT_RULE.document(now_ms)]
+        document = new._replace(temporary=temporary).document()
+        return ["put", document, rules], document
 
     def _topic(self, name: str) -> Definition:
         found = definition(self._store, self._changing.entity(name))

@@ -322,6 +322,7 @@ class Worker:
                 self._tell_flaws(number, partition)
             if self._home is not None:
                 self._home.look(self._now_ms)
+                self._remove_orphans(self._home)
             if self._heartbeats is not None:
                 self._look_for_silence(self._heartbeats)
         self._read_clock(started)
@@ -954,6 +955,11 @@ class Worker:
         """Take a deletion from any worker."""
         if self._home is not None and (news := self._home.remove(message.entity_ids, self._now_ms)) is not None:
             self._tell_followers(self._home, news)
+
+    def _remove_orphans(self, home: Home[Caller]) -> None:
+        if not isinstance(self._partitions[HOME], ParkedPartition):
+            if (news := home.remove_orphans(self._now_ms)) is not None:
+                self._tell_followers(home, news)
 
     def _unused(self, peer: Caller | None, message: Unused) -> None:
         """A partition of any worker says what nobody has used there."""

@@ -79,7 +79,10 @@ class Handler(Protocol):
         """The peer attaches: answer by `accept` or `refuse`, at once or later. Or a link of our own is attached."""
 
     def on_detach(self, link: Link, closed: bool, condition: str, description: str) -> None:
-        """The peer has detached the link, which is answered already; the link cannot be used any more."""
+        """The peer has detached the link, which cannot be used any more.
+
+        It is answered behind this call, unless the link `detaches_later`.
+        """
 
     def on_flow(self, link: Link) -> None:
         """Credit or drain of a sending link has changed, or a receiving link is drained."""
@@ -140,6 +143,7 @@ class Engine:
         # By the peer's channel and handle, once it has attached and begun.
         self._by_handle: dict[tuple[int, int], Link] = {}
         self._by_channel: dict[int, Session] = {}
+        self._detaching: dict[Pointer, Link] = {}  # those whose peer's detach is not answered
         self.used_up: list[Link] = []
         self.sending: list[Session] = []
         self.transfer_bytes = 1  # until the peer's open is here
@@ -393,6 +397,7 @@ class Engine:
         self.sessions.clear()
         self._by_handle.clear()
         self._by_channel.clear()
+        self._detaching.clear()
         self.output.attaching.clear()
         self.used_up.clear()
         self.sending.clear()
@@ -632,6 +637,7 @@ class Engine:
             self.output.is_due = True  # proton has found a fault and is about to close
         elif kind == lib.PN_LINK_REMOTE_OPEN:
             pointer = lib.pn_event_link(event)
+            self._detaching.pop(pointer, None)  # the peer did not wait for the answer
             link = self.links.get(pointer)
             if link is None:
                 session = self.sessions[lib.pn_link_session(pointer)]
@@ -688,6 +694,9 @@ class Engine:
         self._handler.on_detach(link, closed, condition, description)
         self._forget_deliveries(link)
         link.forget_owner()
+        if link.detaches_later and closed and not answered:
+            self._detaching[link.pointer] = link
+            return
         if not answered:
             if not link.answered:
                 link.answer_without_terminus()
@@ -698,10 +707,21 @@ class Engine:
         lib.pn_link_free(link.pointer)
         self.output.is_due = True
 
+    def finish_detach(self, link: Link, condition: str | None, description: str) -> None:
+        if self._detaching.pop(link.pointer, None) is None:
+            return
+        if condition:
+            set_condition(lib.pn_link_condition(link.pointer), condition, description)
+        lib.pn_link_close(link.pointer)
+        lib.pn_link_free(link.pointer)
+        self.output.is_due = True
+
     def _ended(self, pointer: Pointer) -> None:
         session = self.sessions.pop(pointer, None)
         if session is None:
             return
+        for link in [each for each in self._detaching.values() if each.session is session]:
+            del self._detaching[link.pointer]
         condition, description = condition_of(lib.pn_session_remote_condition(pointer))
         if session.channel is not None:
             self._by_channel.pop(session.channel, None)

@@ -15,6 +15,7 @@ from protocol.engine.proton import (
     scratch,
     set_condition,
     set_value,
+    symbols_of,
     text_of,
     text_or_none,
 )
@@ -65,6 +66,8 @@ class LinkEngine(Protocol):
     def take_usual(self, link: "Link", incoming: Any) -> None: ...
 
     def forget_native(self, link: "Link") -> None: ...
+
+    def finish_detach(self, link: "Link", condition: str | None, description: str) -> None: ...
 
     def last_tags(self, link: "Link", count: int) -> list[bytes]: ...
 
@@ -127,6 +130,7 @@ class Link:
         "channel_handle",
         "closed",
         "context",
+        "detaches_later",
         "drain_limit",
         "draining",
         "engine",
@@ -138,6 +142,7 @@ class Link:
         "known_credit",
         "max_message_bytes",
         "name",
+        "node_address",
         "offered",
         "outgoing",
         "oversized_bytes",
@@ -166,7 +171,9 @@ class Link:
         self.part_bytes = 0  # the largest part of the delivery that has begun; 0 if none has
         self.is_kept = True  # False if there was no room for the delivery
         self.answered = False  # True if the peer's attach was answered; links of our own need no answer
+        self.node_address: str | None = None  # of the node that was made or found for the link, if it named none
         self.closed = False
+        self.detaches_later = False  # the peer's detach is answered by `finish_detach`
         self.draining = False  # we have asked for our credit back
         self.drain_limit: int | None = None  # the delivery-count at which a drain has used up the credit that it found
         self.context: Any = None
@@ -201,6 +208,23 @@ class Link:
     def is_coordinator(self) -> bool:
         """True if the target is a transaction coordinator (4.5.1)."""
         return bool(lib.pn_terminus_get_type(lib.pn_link_remote_target(self.pointer)) == lib.PN_COORDINATOR)
+
+    @property
+    def has_source(self) -> bool:
+        """False if the source is null: the peer asks for the one that the link had before (2.6.3)."""
+        return bool(lib.pn_terminus_get_type(lib.pn_link_remote_source(self.pointer)) != lib.PN_UNSPECIFIED)
+
+    @property
+    def outlives_connection(self) -> bool:
+        """On a sending link: True if the peer wants its source to stay when the link ends (3.5.3)."""
+        source = lib.pn_link_remote_source(self.pointer)
+        is_durable = lib.pn_terminus_get_durability(source) != lib.PN_NONDURABLE
+        return bool(is_durable or lib.pn_terminus_get_expiry_policy(source) == lib.PN_EXPIRE_NEVER)
+
+    def capabilities(self) -> tuple[str, ...]:
+        """Those that the peer wants of its node: the source if we send, else the target."""
+        terminus = lib.pn_link_remote_source if self.is_sender else lib.pn_link_remote_target
+        return symbols_of(lib.pn_terminus_capabilities(terminus(self.pointer)))
 
     @property
     def is_dynamic(self) -> bool:
@@ -256,6 +280,11 @@ class Link:
         lib.pn_terminus_copy(lib.pn_link_target(pointer), lib.pn_link_remote_target(pointer))
         lib.pn_link_set_snd_settle_mode(pointer, lib.pn_link_remote_snd_settle_mode(pointer))
         lib.pn_link_set_rcv_settle_mode(pointer, lib.pn_link_remote_rcv_settle_mode(pointer))
+        if self.node_address is not None:
+            node = lib.pn_link_source(pointer) if self.is_sender else lib.pn_link_target(pointer)
+            if self.is_sender and not self.has_source:
+                lib.pn_terminus_set_type(node, lib.PN_SOURCE)
+            lib.pn_terminus_set_address(node, self.node_address.encode())
         if self.is_sender and self.browses and not copies:
             lib.pn_terminus_set_distribution_mode(lib.pn_link_source(pointer), _NO_MODE)
         if self.is_sender:
@@ -293,6 +322,10 @@ class Link:
             set_condition(lib.pn_link_condition(self.pointer), condition, description)
         lib.pn_link_close(self.pointer)
         self.engine.output.is_due = True
+
+    def finish_detach(self, condition: str | None = None, description: str = "") -> None:
+        """Answer the peer's detach, if the link `detaches_later`; nothing if the session or connection has ended."""
+        self.engine.finish_detach(self, condition, description)
 
     def take_over(self) -> None:
         """From now on the handler is told of all deliveries and outcomes of the link, and the extension takes none."""

@@ -1,25 +1,45 @@
-"""What clients of JMS say on the wire, as Qpid JMS does it: delivery delays, subscribers, temporary entities."""
+"""What clients of JMS say on the wire, as Qpid JMS does it: delivery delays, subscribers, temporary queues and topics."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from protocol.codec import Array, Int, Long, Symbol
+from protocol.codec import Array, Described, Int, Long, Symbol, UInt, ULong, array
 from tests.brokers import Broker
+from tests.caller import WORKERS
 from tests.end_to_end.raw_peer import (
+    ATTACH,
+    DETACH,
     DISPOSITION,
     TRANSFER,
     Frame,
     RawPeer,
     body_of,
+    error_of,
     message,
+    target,
 )
 from tests.end_to_end.raw_requests import Node
+from tests.patience import eventually
 from tests.sessions.raw_sessions import annotations_of
 
 CONFIG = """
 partitions = 4
+
+[amqp]
+max_temporary_entities_per_connection = 3
+
+[[security.authorization_rules]]
+key_name = "listens"
+primary_key = "key-that-listens"
+rights = ["Listen"]
+
+[[security.authorization_rules]]
+key_name = "sends"
+primary_key = "key-that-sends"
+rights = ["Send"]
 
 [[queues]]
 name = "plain"
@@ -33,6 +53,24 @@ name = "news"
 
   [[topics.subscriptions]]
   name = "all"
+
+  [[topics.subscriptions]]
+  name = "twice"
+
+[[topics]]
+name = "more-news"
+
+  [[topics.subscriptions]]
+  name = "twice"
+
+  [[topics.authorization_rules]]
+  key_name = "manages-more-news"
+  primary_key = "key-of-more-news"
+  rights = ["Listen", "Send", "Manage"]
+
+[[topics]]
+name = "spread-news"
+enable_partitioning = true
 """
 
 DELAYED_DELIVERY = "DELAYED_DELIVERY"
@@ -127,3 +165,306 @@ def test_a_delivery_time_that_is_over_delays_nothing(peer: RawPeer, ago_ms: int)
     [frame] = receive(peer, handle)
     assert STATE not in annotations_of(frame.payload)
     peer.detach(handle)
+
+
+# --- subscribers ------------------------------------------------------------------------------------------------------
+
+CLIENT = "client-1"
+NOT_FOUND, UNAUTHORIZED = "amqp:not-found", "amqp:unauthorized-access"
+LISTENS = {"key_name": "listens", "key": "key-that-listens"}
+SENDS = {"key_name": "sends", "key": "key-that-sends"}
+
+Connect = Callable[..., RawPeer]
+
+
+@pytest.fixture
+def connect(jms_broker: Broker) -> Iterator[Connect]:
+    """Connections, with the container ids that are given: with Qpid JMS they are client ids."""
+    peers: list[RawPeer] = []
+
+    def connected(container: str = "ID:generated:1", **options: Any) -> RawPeer:
+        peers.append(RawPeer.connect(jms_broker.amqp_port, desired=DESIRED, container=container, **options))
+        return peers[-1]
+
+    yield connected
+    for peer in peers:
+        peer.socket.close()
+
+
+def topic_source(
+    topic: str, *capabilities: str, durable: bool = False, temporary: bool = False, filters: Any = None
+) -> Described:
+    """As Qpid JMS makes the source of a consumer on a topic."""
+    expiry = Symbol("never" if durable else "link-detach")
+    kind = "temporary-topic" if temporary else "topic"
+    wanted = array(Symbol, map(Symbol, (kind, *capabilities)))
+    mode = Symbol("copy") if durable else None
+    fields = [topic, UInt(2 if durable else 0), expiry, UInt(0), False, None, mode, filters, None, None, wanted]
+    return Described(ULong(0x28), fields)
+
+
+def subscribe(peer: RawPeer, topic: str, name: str, *capabilities: str, credit: int = 10, **options: Any) -> int:
+    """A consumer on a topic, as `topic_source` says; `name` is the link's."""
+    handle = peer.attach(sender=False, name=name, source_=topic_source(topic, *capabilities, **options))
+    attached = peer.expect(ATTACH)
+    assert attached.fields[5] is not None, error_of(peer.expect(DETACH))
+    assert attached.fields[5].value[0] == topic
+    peer.flow(handle, credit)
+    return handle
+
+
+def refused_subscriber(peer: RawPeer, topic: str, name: str, *capabilities: str, **options: Any) -> tuple[str, str]:
+    peer.attach(sender=False, name=name, source_=topic_source(topic, *capabilities, **options))
+    return peer.refusal()
+
+
+def bodies(peer: RawPeer, handle: int, count: int = 1) -> list[bytes]:
+    return [body_of(frame.payload) for frame in receive(peer, handle, count)]
+
+
+def publish(broker: Broker, topic: str, *payloads: bytes) -> None:
+    with RawPeer.connect(broker.amqp_port) as peer:
+        send(peer, topic, *map(message, payloads))
+
+
+def end(peer: RawPeer, handle: int, closed: bool = True) -> None:
+    peer.detach(handle, closed)
+    peer.expect(DETACH)
+
+
+def unsubscribe(peer: RawPeer, name: str) -> tuple[str, str]:
+    """As Qpid JMS does it. Returns the error; two empty texts if there is none."""
+    handle = peer.attach(sender=False, name=name, source_=NO_SOURCE)
+    attached = peer.expect(ATTACH)
+    if attached.fields[5] is None:
+        return error_of(peer.expect(DETACH))
+    peer.detach(handle)
+    return error_of(peer.expect(DETACH))
+
+
+NO_SOURCE = encoded_null = None
+
+
+def is_there(broker: Broker, path: str) -> bool:
+    """Whether there is such an entity, for whoever asks."""
+    with RawPeer.connect(broker.amqp_port) as peer:
+        peer.attach(sender=True, address=path)
+        attached = peer.expect(ATTACH)
+        if attached.fields[6] is not None:
+            return True
+        condition, _ = error_of(peer.expect(DETACH))
+        assert condition in (NOT_FOUND, "amqp:not-allowed")  # nobody sends to a subscription
+        return condition != NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("name", "capabilities", "durable"),
+    [
+        ("all", (), True),  # createDurableConsumer, and Spring's @JmsListener(subscription = "all")
+        ("all|global", ("shared", "global"), True),  # createSharedDurableConsumer
+        ("all|global3", ("shared", "global"), True),
+        ("all|2", ("shared",), True),  # with a client id
+        ("ALL", (), True),
+        ("all|volatile1", ("shared",), False),  # createSharedConsumer
+        ("all|global-volatile2", ("shared", "global"), False),
+    ],
+)
+def test_a_link_that_names_a_subscription_of_the_topic_receives_from_it(
+    jms_broker: Broker, connect: Connect, name: str, capabilities: tuple[str, ...], durable: bool
+) -> None:
+    peer = connect(CLIENT, **LISTENS)  # it needs no right to manage
+    publish(jms_broker, "news", b"1")
+    handle = subscribe(peer, "news", name, *capabilities, durable=durable)
+    assert bodies(peer, handle) == [b"1"]
+    end(peer, handle, closed=not durable)
+    assert not is_there(jms_broker, f"news/Subscriptions/all${CLIENT}$D")
+
+
+def test_a_link_of_any_client_may_name_a_subscription(jms_broker: Broker, connect: Connect) -> None:
+    peer = connect(**LISTENS)
+    publish(jms_broker, "news", b"1")
+    handle = peer.attach_receiver("news", credit=1, name="all")
+    assert bodies(peer, handle) == [b"1"]
+
+
+def test_a_durable_subscriber_gets_what_came_while_it_was_away(jms_broker: Broker, connect: Connect) -> None:
+    first = connect(CLIENT)
+    end(first, subscribe(first, "news", "sub1", durable=True), closed=False)
+    assert is_there(jms_broker, f"news/Subscriptions/sub1${CLIENT}$D")
+    publish(jms_broker, "news", b"1")
+    handle = subscribe(first, "news", "sub1", durable=True)  # in the same session under the same name
+    assert bodies(first, handle) == [b"1"]
+    first.socket.close()
+    publish(jms_broker, "news", b"2")
+    second = connect(CLIENT, **LISTENS)
+    assert bodies(second, subscribe(second, "news", "sub1", durable=True)) == [b"2"]
+    assert unsubscribe(connect(CLIENT), "sub1") == ("", "")
+    assert not is_there(jms_broker, f"news/Subscriptions/sub1${CLIENT}$D")
+
+
+def test_each_client_id_has_durable_subscriptions_of_its_own(jms_broker: Broker, connect: Connect) -> None:
+    peers = [connect(f"client-{number}") for number in (1, 2)]
+    handles = [subscribe(peer, "news", "own", durable=True) for peer in peers]
+    publish(jms_broker, "news", b"1")
+    assert [bodies(peer, handle) for peer, handle in zip(peers, handles, strict=True)] == [[b"1"], [b"1"]]
+    assert unsubscribe(connect("client-1"), "own") == ("", "")
+    detached = peers[0].expect(DETACH)  # whoever receives from it
+    assert error_of(detached)[0] == NOT_FOUND
+    assert is_there(jms_broker, "news/Subscriptions/own$client-2$D")
+    assert unsubscribe(connect("client-2"), "own") == ("", "")
+
+
+@pytest.mark.parametrize("topic", ["news", "spread-news"])
+def test_consumers_of_a_shared_durable_subscription_share_its_messages(
+    jms_broker: Broker, connect: Connect, topic: str
+) -> None:
+    one, other = connect("ID:one:1"), connect("ID:other:1")
+    of_one = [subscribe(one, topic, name, "shared", "global", durable=True, credit=1) for name in ("s|global", "s|global2")]
+    of_other = subscribe(other, topic, "s|global", "shared", "global", durable=True, credit=1)
+    publish(jms_broker, topic, b"1", b"2", b"3")
+    found = bodies(one, of_one[0], 2) + bodies(other, of_other)
+    assert sorted(found) == [b"1", b"2", b"3"]
+    assert is_there(jms_broker, f"{topic}/Subscriptions/s$$D")
+    one.socket.close()
+    other.socket.close()
+    assert unsubscribe(connect(), "s|global") == ("", "")
+    assert not is_there(jms_broker, f"{topic}/Subscriptions/s$$D")
+
+
+def test_consumers_that_begin_together_share_what_the_first_has_made(jms_broker: Broker, connect: Connect) -> None:
+    peers = [connect(f"ID:{number}:1") for number in range(4)]
+    for peer in peers:
+        peer.attach(sender=False, name="t|global", source_=topic_source("news", "shared", "global", durable=True))
+    for peer in peers:
+        assert peer.expect(ATTACH).fields[5] is not None
+    assert unsubscribe(connect(), "t|global") == ("", "")
+
+
+def test_a_subscriber_that_is_not_durable_gets_what_comes_while_it_is_there(
+    jms_broker: Broker, connect: Connect
+) -> None:
+    peer = connect(CLIENT)
+    publish(jms_broker, "news", b"before")
+    handles = [subscribe(peer, "news", f"qpid-jms:receiver:ID:{number}:news") for number in range(2)]
+    publish(jms_broker, "news", b"1")
+    assert [body_of(frame.payload) for frame in receive(peer, handles[0], 2)] == [b"1", b"1"]  # both get it
+    [first, second] = found = subscriptions(jms_broker, "news/Subscriptions/nondurable-")
+    with connect().socket:
+        pass
+    other = connect("another")
+    other.attach(sender=False, address=first)
+    assert other.refusal()[0] == UNAUTHORIZED
+    end(peer, handles[0])
+    eventually(lambda: len(subscriptions(jms_broker, "news/Subscriptions/nondurable-")) == 1)
+    peer.socket.close()
+    eventually(lambda: not any(is_there(jms_broker, path) for path in found))
+
+
+def test_a_shared_subscription_that_is_not_durable_goes_with_its_last_consumer(
+    jms_broker: Broker, connect: Connect
+) -> None:
+    one, other = connect("ID:one:1"), connect("ID:other:1")
+    of_one = subscribe(one, "news", "v|global-volatile1", "shared", "global", credit=1)
+    of_other = subscribe(other, "news", "v|global-volatile1", "shared", "global", credit=1)
+    publish(jms_broker, "news", b"1", b"2")
+    assert sorted(bodies(one, of_one) + bodies(other, of_other)) == [b"1", b"2"]
+    end(one, of_one)
+    of_one = subscribe(one, "news", "v|global-volatile2", "shared", "global", credit=1)
+    other.socket.close()
+    publish(jms_broker, "news", b"3")
+    assert bodies(one, of_one) == [b"3"]
+    end(one, of_one)
+    eventually(lambda: not is_there(jms_broker, "news/Subscriptions/v$$ND"))
+
+
+@pytest.mark.parametrize(
+    ("name", "capabilities", "durable"),
+    [("missing", (), True), ("missing|global", ("shared", "global"), True), ("qpid-jms:receiver:1:news", (), False)],
+)
+def test_to_make_a_subscription_needs_the_right_to_manage_the_topic(
+    connect: Connect, name: str, capabilities: tuple[str, ...], durable: bool
+) -> None:
+    condition, text = refused_subscriber(connect(CLIENT, **LISTENS), "news", name, *capabilities, durable=durable)
+    assert condition == UNAUTHORIZED
+    assert "to make one for this link needs the right Manage on the topic" in text
+    manages = {"key_name": "manages-more-news", "key": "key-of-more-news"}
+    peer = connect(CLIENT, **manages)
+    subscribe(peer, "more-news", name, *capabilities, durable=durable)
+    assert refused_subscriber(peer, "news", name, *capabilities, durable=durable)[0] == UNAUTHORIZED
+    if durable:
+        assert unsubscribe(connect(CLIENT, **manages), name) == ("", "")
+
+
+def test_a_subscriber_on_a_topic_that_is_not_there_is_told_so(connect: Connect) -> None:
+    assert refused_subscriber(connect(CLIENT), "old-news", "sub", durable=True)[0] == NOT_FOUND
+
+
+@pytest.mark.parametrize("name", ["a b", "a/b", "n" * 51, "-"])
+def test_a_name_that_no_subscription_may_have_is_refused(connect: Connect, name: str) -> None:
+    condition, text = refused_subscriber(connect(CLIENT), "news", name, durable=True)
+    assert condition == "com.microsoft:argument-error"
+    assert "1 to 50 letters, digits" in text
+
+
+def test_the_library_of_azure_says_when_a_subscription_is_idle(jms_broker: Broker, connect: Connect) -> None:
+    idle = Symbol("com.microsoft:subscriber-auto-delete-on-idle-duration-in-seconds")
+    peer = connect("azure", properties={Symbol("com.microsoft:is-client-provider"): True, idle: Long(3600)})
+    end(peer, subscribe(peer, "news", "idle", durable=True), closed=False)
+    assert unsubscribe(peer, "idle") == ("", "")
+
+
+def test_no_local_of_a_subscriber_is_ignored_and_a_selector_selects(jms_broker: Broker, connect: Connect) -> None:
+    filters = {
+        Symbol("no-local"): Described(Symbol("apache.org:no-local-filter:list"), "NoLocalFilter{}"),
+        Symbol("jms-selector"): Described(Symbol("apache.org:selector-filter:string"), "colour = 'red'"),
+    }
+    peer = connect(CLIENT)
+    handle = subscribe(peer, "news", "qpid-jms:receiver:2:news", filters=filters)
+    coloured = [message(colour.encode(), application={"colour": colour}) for colour in ("blue", "red")]
+    with RawPeer.connect(jms_broker.amqp_port) as sender:
+        send(sender, "news", *coloured)
+    assert bodies(peer, handle) == [b"red"]
+
+
+# --- the end of subscriptions -----------------------------------------------------------------------------------------
+
+
+def test_what_is_not_there_cannot_be_ended(connect: Connect) -> None:
+    condition, text = unsubscribe(connect(CLIENT), "never-made")
+    assert condition == NOT_FOUND
+    assert f"No topic has a subscription 'never-made' of the client id '{CLIENT}'" in text
+
+
+def test_a_subscription_that_others_have_made_is_ended_if_its_name_is_the_only_one(
+    jms_broker: Broker, connect: Connect
+) -> None:
+    peer = connect(CLIENT)
+    condition, text = unsubscribe(peer, "twice")
+    assert condition == "com.microsoft:argument-error"
+    assert "Several topics have a subscription 'twice' (more-news/Subscriptions/twice, news/Subscriptions/twice)" in text
+    manages = connect(CLIENT, key_name="manages-more-news", key="key-of-more-news")
+    assert unsubscribe(manages, "all")[0] == UNAUTHORIZED
+    assert is_there(jms_broker, "news/Subscriptions/all")
+
+
+def test_a_client_that_does_not_wait_for_the_end_of_its_subscription_harms_nobody(
+    jms_broker: Broker, connect: Connect
+) -> None:
+    peer = connect(CLIENT)
+    for number in range(3):
+        end(peer, subscribe(peer, "news", f"hasty{number}", durable=True), closed=False)
+    for number in range(3):
+        handle = peer.attach(sender=False, name=f"hasty{number}", source_=NO_SOURCE)
+        assert peer.expect(ATTACH).fields[5] is not None
+        peer.detach(handle)
+        peer.attach(sender=False, name=f"hasty{number}", source_=NO_SOURCE)  # before the answer
+    peer.begin(channel=1)
+    peer.socket.close()
+    eventually(lambda: not any(is_there(jms_broker, f"news/Subscriptions/hasty{n}${CLIENT}$D") for n in range(3)))
+
+
+def subscriptions(broker: Broker, prefix: str) -> list[str]:
+    """The paths of subscriptions that begin so."""
+    with RawPeer.connect(broker.amqp_port) as peer:
+        listed = Node(peer, "$management").ask("peeklock:list-counts", {"after": "", "count": Int(1000)})
+        return [path for path in listed.body["counts"] if path.startswith(prefix)]

@@ -2,7 +2,9 @@
 
 import pytest
 
+from protocol import codec
 from protocol.engine.incoming import FramingError
+from protocol.engine.links import Link
 from protocol.errors import DecodeError, InvalidField
 from tests.protocol_engine.pair import MESSAGE, Pair, Side, performatives, raw_frame
 
@@ -136,3 +138,59 @@ def test_bytes_may_come_one_by_one(pair: Pair) -> None:
     for octet in pair.client.engine.pull():
         pair.server.engine.push(bytes((octet,)))
     assert pair.server.named("message")[0][1] == MESSAGE
+
+
+DETACH = 0x16
+
+
+# --- a detach that is answered later ----------------------------------------------------------------------------------
+
+
+class LateSide(Side):
+    """Its handler answers detaches later."""
+
+    def on_detach(self, link: Link, closed: bool, condition: str, description: str) -> None:
+        super().on_detach(link, closed, condition, description)
+        link.detaches_later = True
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> Pair:
+    monkeypatch.setattr("tests.protocol_engine.pair.Side", LateSide)
+    return Pair()
+
+
+@pytest.mark.parametrize("reason", [("", ""), ("amqp:internal-error", "it cannot be deleted")])
+def test_a_detach_can_be_answered_later(late: Pair, reason: tuple[str, str]) -> None:
+    ours, theirs = late.attach(sender=False)
+    ours.detach()
+    late.run()
+    assert performatives(late.sent, DETACH) == []
+    theirs.finish_detach(*reason)
+    theirs.finish_detach()  # nothing more
+    late.run()
+    [detach] = performatives(late.sent, DETACH)
+    assert detach[1] is True
+    assert late.client.named("detach") == [("link", True, *reason)]
+    late.attach(sender=False)  # under the same name
+
+
+@pytest.mark.parametrize("end", ["session", "connection", "attach"])
+def test_a_peer_that_does_not_wait_for_the_answer_to_its_detach_does_no_harm(late: Pair, end: str) -> None:
+    ours, theirs = late.attach(sender=False)
+    ours.detach()
+    late.run()
+    if end == "session":
+        late.session.end()
+        late.run()
+    elif end == "connection":
+        late.server.engine.free()
+    else:
+        source, target = (codec.Described(codec.ULong(code), ["q"]) for code in (0x28, 0x29))
+        attach = ["link", codec.UInt(0), True, codec.UByte(0), codec.UByte(0), source, target]
+        late.server.engine.push(raw_frame(0, codec.encode(codec.Described(codec.ULong(0x12), attach))))
+    theirs.finish_detach()
+    if end != "connection":
+        late.server.engine.pull()
+        late.server.engine.close()
+        late.server.engine.pull()

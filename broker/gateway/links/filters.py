@@ -17,14 +17,14 @@ class SourceFilters(NamedTuple):
     in_place: dict[Any, Any]
 
 
-def read(filters: Mapping[Any, Any]) -> SourceFilters:
+def read(filters: Mapping[Any, Any], *, ignores_no_local: bool = False) -> SourceFilters:
     """Filters that are not known are left out, so that the client sees that they are not in place (3.5.8).
 
     Raises InvalidFilter for one that cannot be read, NotImplementedByBroker for one that cannot be evaluated.
     """
     try:
         asked = source_filters.read(filters)
-        if asked.wants_no_local:
+        if asked.wants_no_local and not ignores_no_local:
             raise NotImplementedByBroker("No link is without the messages that its own connection sends (no-local).")
         return SourceFilters(joined(asked.selectors) if asked.selectors else None, dict(asked.entries))
     except SelectorNotSupported as error:

@@ -1,0 +1,53 @@
+"""The temporary entities that the links of one connection hold; the home deletes them when nobody does.
+
+Only links of a connection that holds an entity may receive from it. The home knows each holder by a number
+(`broker.worker.temporary`).
+"""
+
+from collections.abc import Iterator
+
+from broker.catalog.catalog import HOME
+from broker.errors import BrokerError, QuotaExceeded
+from broker.gateway.router import CHANGE_CATALOG, Router
+from protocol import error_texts
+from protocol.engine.links import Link
+
+
+class Holding:
+    """`numbers` are those of holders, for all connections of the gateway."""
+
+    def __init__(self, router: Router, numbers: Iterator[int], most: int) -> None:
+        self._router = router
+        self._numbers = numbers
+        self._most = most
+        self._numbers_of: dict[Link, int] = {}
+        self._entities: dict[Link, int] = {}  # ids, once the entity is there
+
+    def begin(self, link: Link) -> int:
+        """The link is about to hold an entity. Returns the holder's number. Raises QuotaExceeded."""
+        if len(self._numbers_of) >= self._most:
+            raise QuotaExceeded(error_texts.too_many_temporary(self._most))
+        number = self._numbers_of[link] = next(self._numbers)
+        return number
+
+    def number(self, link: Link) -> int:
+        """The number of the link as a holder; 0 if it is none."""
+        return self._numbers_of.get(link, 0)
+
+    def got(self, link: Link, entity_id: int) -> None:
+        self._entities[link] = entity_id
+
+    def end(self, link: Link) -> None:
+        """The link has ended, or gets no entity."""
+        self._entities.pop(link, None)
+        number = self._numbers_of.pop(link, None)
+        if number is not None:
+            # If this is lost, so is the connection to the home, and with it all that this gateway holds.
+            self._router.request(HOME, CHANGE_CATALOG, 0, ["release", number], _ignore)
+
+    def __contains__(self, entity_id: int) -> bool:
+        return entity_id in self._entities.values()
+
+
+def _ignore(result: object, error: BrokerError | None) -> None:
+    """Nobody waits for it."""

@@ -1,0 +1,70 @@
+"""Links whose node is being made: a temporary queue or topic, or a subscription. The attach is answered when it is there."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from broker.catalog.catalog import HOME
+from broker.errors import BrokerError, ServerBusy
+from broker.gateway.host import Host
+from broker.gateway.namespace import Entity
+from broker.gateway.router import CHANGE_CATALOG
+from protocol import error_texts
+from protocol.engine.deliveries import Delivery, forget
+from protocol.engine.links import Link
+
+if TYPE_CHECKING:
+    from broker.gateway.binding import Bound
+
+
+class LinkInMaking:
+    """It stands in for the link's sender or receiver, which `bind` makes of the entity."""
+
+    def __init__(
+        self, host: Host, link: Link, kind: str, fields: dict[str, Any], path: str, bind: "Callable[[Entity], Bound]"
+    ) -> None:
+        """`path` is that of the entity with these properties. If the link is in the host's `holding`, it is temporary."""
+        self._host = host
+        self._link = link
+        self._change: Sequence[Any] | None = ["provide", kind, fields, None, host.holding.number(link)]
+        self._path = path
+        self._bind = bind
+        host.active[self] = None
+
+    def post(self) -> None:
+        """Ask for it, once: at the end of the turn, so that the link is bound to this object when the answer comes."""
+        change, self._change = self._change, None
+        if change is not None and not self._link.closed:
+            self._host.gateway.router.request(HOME, CHANGE_CATALOG, 0, change, self._answered, self._host)
+
+    def _answered(self, document: Any, error: BrokerError | None) -> None:
+        if self._link.context is self and not self._link.closed:
+            self._host.bind_made(self._link, lambda: self._made(error))
+
+    def _made(self, error: BrokerError | None) -> "Bound":
+        """Raises BrokerError, ProtocolError."""
+        if error is not None:
+            raise error
+        entity = self._host.gateway.namespace.at(self._path)
+        if entity is None:  # it was deleted meanwhile
+            raise ServerBusy(error_texts.SERVER_BUSY)
+        if entity.is_temporary:
+            self._host.holding.got(self._link, entity.entity_id)
+        return self._bind(entity)
+
+    # -- what the client may say meanwhile
+
+    def on_flow(self) -> None:
+        """The credit is known to the link, and used when it is bound."""
+
+    def on_message(self, delivery: Delivery, payload: bytes, batch: bool, settled: bool, state: int) -> None:
+        """The client had no credit for it."""
+        forget(delivery)
+
+    def on_oversized(self, delivery: Delivery, size_bytes: int, settled: bool) -> None:
+        forget(delivery)
+
+    def on_crowded(self, delivery: Delivery, settled: bool) -> None:
+        forget(delivery)
+
+    def on_detach(self) -> None:
+        """Whatever is made is released by who unbinds the link, or is durable."""
