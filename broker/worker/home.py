@@ -12,9 +12,9 @@ for entities that it has not heard of as busy.
     "create", kind, properties, rule documents | None     definition document
     "update", path, properties that get another value      definition document
     "delete", path                                         None
-    "provide", kind, properties, rule documents | None, holder    definition document of the entity of this path; if there
-                                                           is none, it is made. A holder above 0 makes a temporary one,
-                                                           and holds it: see `broker.worker.temporary`
+    "provide", kind, properties, rule documents | None, holder   definition document of the entity of this path; if
+                                                           there is none, it is made. A holder above 0 makes a
+                                                           temporary one and holds it: see `broker.worker.temporary`
     "release", holder                                      None; what nobody holds is deleted soon
     "add-rule", path, rule document                        None; for a subscription of a partitioned topic
     "replace-rule", path, rule document                    None; likewise

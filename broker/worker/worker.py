@@ -957,9 +957,9 @@ class Worker:
             self._tell_followers(self._home, news)
 
     def _remove_orphans(self, home: Home[Caller]) -> None:
-        if not isinstance(self._partitions[HOME], ParkedPartition):
-            if (news := home.remove_orphans(self._now_ms)) is not None:
-                self._tell_followers(home, news)
+        is_parked = isinstance(self._partitions[HOME], ParkedPartition)
+        if not is_parked and (news := home.remove_orphans(self._now_ms)) is not None:
+            self._tell_followers(home, news)
 
     def _unused(self, peer: Caller | None, message: Unused) -> None:
         """A partition of any worker says what nobody has used there."""

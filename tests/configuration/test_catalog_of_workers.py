@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from broker.catalog.catalog import catalog_version, definitions, next_entity_id, reconcile
+from broker.catalog.catalog import Definition, catalog_version, definitions, next_entity_id, reconcile
 from broker.catalog.changing import Limits
 from broker.errors import (
     BrokerError,
@@ -564,3 +564,111 @@ class Crashes(RuleBasedStateMachine):
 
 TestCrashes = Crashes.TestCase
 TestCrashes.settings = model_settings(30, 12)
+
+
+# --- temporary entities -----------------------------------------------------------------------------------------------
+
+
+def provide(broker: Broker, holder: int, name: str = "replies", caller: str = GATEWAY) -> int:
+    """The id of the queue that there is or is made, held by this holder of the gateway."""
+    news = broker.home.change(caller, holder, ["provide", "queue", {"name": name}, None, holder], broker.now_ms)
+    done = broker.home.take_done()[0] if news is None else broker._told(news, (None, None))
+    assert done is not None
+    return int(done.result["entity_id"])
+
+
+def remove_orphans(broker: Broker) -> None:
+    news = broker.home.remove_orphans(T0)
+    if news is not None:
+        broker._told(news, (None, None))
+
+
+def names(broker: Broker) -> list[str]:
+    return [item.description.path for item in definitions(broker.stores[1]) if item.temporary]
+
+
+def release(broker: Broker, holder: int, caller: str = GATEWAY) -> None:
+    assert broker.home.change(caller, 1, ["release", holder], T0) is None
+    [done] = broker.home.take_done()
+    assert done.news is None
+
+
+def test_a_temporary_entity_is_deleted_when_nobody_holds_it(broker: Broker) -> None:
+    made = provide(broker, 1)
+    assert provide(broker, 2) == made
+    assert provide(broker, 1, caller="another gateway") == made
+    for holder, caller in ((1, GATEWAY), (2, GATEWAY)):
+        release(broker, holder, caller)
+        remove_orphans(broker)
+        assert names(broker) == ["replies"]
+    broker.home.leave("another gateway", T0)
+    assert names(broker) == ["replies"]  # until somebody looks
+    remove_orphans(broker)
+    assert names(broker) == []
+    broker.check()
+
+
+def test_who_comes_before_the_deletion_keeps_a_temporary_entity(broker: Broker) -> None:
+    made = provide(broker, 1)
+    release(broker, 1)
+    assert provide(broker, 2) == made
+    remove_orphans(broker)
+    assert names(broker) == ["replies"]
+
+
+def test_after_a_start_of_the_home_nobody_holds_anything(broker: Broker) -> None:
+    provide(broker, 1)
+    provide(broker, 2, "others")
+    broker.start(0)
+    assert names(broker) == ["replies", "others"]
+    remove_orphans(broker)
+    assert names(broker) == []
+    assert {item.description.path for item in definitions(broker.stores[0])} >= {"q0", "news"}
+    broker.check()
+
+
+def test_a_release_is_taken_while_entities_cannot_be_changed(broker: Broker) -> None:
+    provide(broker, 1)
+    broker.home.leave(1, T0)  # the other worker
+    with pytest.raises(ServerBusy):
+        broker.change("create", "queue", {"name": "new"}, None)
+    release(broker, 1)
+    assert broker.home.remove_orphans(T0) is not None
+
+
+def test_what_is_provided_and_there_already_stays_as_it_is(broker: Broker) -> None:
+    known = broker.home.change(GATEWAY, 1, ["provide", "queue", {"name": "Q0"}, None, 7], T0)
+    assert known is None
+    [done] = broker.home.take_done()
+    assert done.result["name"] == "q0"
+    release(broker, 7)
+    assert broker.home.remove_orphans(T0) is None
+    with pytest.raises(EntityAlreadyExists):
+        broker.home.change(GATEWAY, 1, ["provide", "queue", {"name": "news"}, None, 7], T0)
+
+
+def test_what_was_deleted_by_others_is_held_no_more(broker: Broker) -> None:
+    provide(broker, 1)
+    broker.change("delete", "replies")
+    release(broker, 1)
+    assert broker.home.remove_orphans(T0) is None
+
+
+def test_a_second_answer_waits_for_the_creation_by_the_first(broker: Broker) -> None:
+    news = broker.home.change(GATEWAY, 1, ["provide", "queue", {"name": "replies"}, None, 1], T0)
+    assert broker.home.change("other", 2, ["provide", "queue", {"name": "replies"}, None, 1], T0) is None
+    assert not broker.home.take_done()
+    broker.commit(0, None)
+    broker.follow(news)
+    broker.commit(1, None)
+    assert news is not None
+    broker.home.followed(1, news.version, T0)
+    assert [done.caller for done in broker.home.take_done()] == [GATEWAY, "other"]
+
+
+def test_definitions_that_are_not_temporary_are_stored_as_before(broker: Broker) -> None:
+    provide(broker, 1)
+    for item in definitions(broker.stores[0]):
+        document = item.document()
+        assert ("temporary" in document) == item.temporary == (item.description.path == "replies")
+        assert Definition.from_document(document) == item
