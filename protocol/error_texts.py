@@ -92,8 +92,8 @@ def receiver_on_topic(name: str) -> str:
 
 def subscription_to_make(topic: str, name: str) -> str:
     return (
-        f"Unauthorized access. The topic '{topic}' has no subscription '{name}', and to make one for this link needs the "
-        f"right Manage on the topic. Or somebody else makes '{topic}/Subscriptions/{name}'."
+        f"Unauthorized access. The topic '{topic}' has no subscription '{name[:100]}', and to make one for this link "
+        "needs the right Manage on the topic."
     )
 
 
@@ -103,18 +103,22 @@ def subscription_to_end(path: str) -> str:
 
 def no_subscription_to_end(name: str, client_id: str) -> str:
     of = f"the client id '{client_id[:100]}'" if client_id else "clients without an id"
-    return f"No topic has a subscription '{name[:100]}' of {of}, or just '{name[:100]}'."
+    return (
+        f"The link names no entity. If it is to end a subscription: no topic has a subscription '{name[:100]}' of "
+        f"{of}, or just '{name[:100]}'."
+    )
 
 
 def subscriptions_of_one_name(name: str, paths: Sequence[str]) -> str:
     return (
-        f"Several topics have a subscription '{name[:100]}' ({', '.join(paths[:5])}), and none was made for this client: "
-        "delete the one that is meant by the administration API."
+        f"Several topics have a subscription '{name[:100]}' ({', '.join(sorted(paths)[:5])}), and none was made for "
+        "this client: delete the one that is meant by the administration API."
     )
 
 
 TEMPORARY_TO_MAKE = (
-    "Unauthorized access. To make a temporary queue or topic (a dynamic address) needs the right Manage on the namespace."
+    "Unauthorized access. To make a temporary queue or topic (a dynamic address) needs the right Manage on the "
+    "namespace."
 )
 
 

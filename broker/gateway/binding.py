@@ -80,9 +80,9 @@ def destination_of(host: Host, link: Link) -> Destination | None:
     elif not any(rights.allows(address.resource, right, time.time()) for right in Right):
         rights.require(address.resource, Right.LISTEN, time.time())
     entity = host.gateway.namespace.find(address)
-    if entity.is_temporary and entity.entity_id not in host.holding:
-        if right is not Right.SEND or address.node is not Node.ENTITY:
-            raise Unauthorized(error_texts.temporary_of_another(entity.name))
+    only_sends = right is Right.SEND and address.node is Node.ENTITY
+    if entity.is_temporary and not only_sends and entity.entity_id not in host.holding:
+        raise Unauthorized(error_texts.temporary_of_another(entity.name))
     return Destination(address, entity)
 
 
@@ -212,22 +212,19 @@ def _bind_subscriber(host: Host, link: Link, subscription: Entity) -> Bound:
     return _bind_receiver(host, link, parse_address(subscription.name), subscription, is_subscriber=True)
 
 
-def _bind_receiver(
-    host: Host, link: Link, address: Address, entity: Entity, *, is_subscriber: bool = False
-) -> Bound:
+def _bind_receiver(host: Host, link: Link, address: Address, entity: Entity, *, is_subscriber: bool = False) -> Bound:
     """`is_subscriber`: the link names the topic of this subscription."""
     entity.require_receive(address.part)
     filters, properties = link.source_filter(), link.remote_properties()
     if _NON_EXCLUSIVE_SESSION_FILTER in filters:
         raise NotImplementedByBroker("Receivers that share a session are not offered by this version.")
     session = session_filter.read(filters, properties)
-    # Service Bus ignores no-local of subscribers, too.
-    others = read_filters(filters, ignores_no_local=is_subscriber)
     has_sessions = entity.requires_session and address.part is Part.MAIN
     if session is not None and not has_sessions:
         raise NotAllowed(error_texts.SESSION_RECEIVER_NOT_SUPPORTED)
     if entity.kind == "topic" and address.part is Part.MAIN:
         return _bind_on_topic(host, link, address, entity)
+    others = read_filters(filters, ignores_no_local=is_subscriber)  # Service Bus ignores it there, too
     # Who subscribes durably asks for copies of what the topic has (Qpid JMS), and not to browse the subscription.
     browses = link.browses and not (is_subscriber and link.outlives_connection)
     if browses or properties.get(PEEK_MODE) is True:

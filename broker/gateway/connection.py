@@ -16,8 +16,8 @@ from typing import Any, Concatenate, ParamSpec, Protocol, cast
 from broker.errors import BrokerError, EntityNotFound
 from broker.gateway.bound_links import MAX_LINKS_WITHOUT_RIGHTS, BoundLinks
 from broker.gateway.conditions import condition_of
-from broker.gateway.host import Overrunning, Responder, SessionHolder, Shared
 from broker.gateway.holding import Holding
+from broker.gateway.host import Overrunning, Responder, SessionHolder, Shared
 from broker.gateway.limits.budget import CONNECTION_BYTES, ENGINE_BYTES, MEASURED_BYTES, TLS_BYTES, Budget, Holder
 from broker.gateway.limits.large_answers import LargeAnswers
 from broker.gateway.limits.queued import Queued

@@ -11,7 +11,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from pydantic_core import PydanticCustomError
 
 from broker.namespace import names
-from protocol.addresses import MAX_CLIENTS_SUBSCRIPTION_CHARACTERS
 from protocol.bounds import LONGEST_MS
 
 SECOND_MS = 1000
@@ -42,7 +41,7 @@ SubscriptionName = Annotated[
     str,
     StringConstraints(
         min_length=1,
-        max_length=MAX_CLIENTS_SUBSCRIPTION_CHARACTERS,
+        max_length=260,
         pattern=r"^[A-Za-z0-9](?:[\w.~-]{0,48}[\w-])?(?:\$[\w.:@~-]*\$N?D)?$",
     ),
 ]

@@ -190,7 +190,7 @@ class Amqp(Frozen):
         256,
         ge=0,
         le=5000,
-        description="Temporary queues and topics, and subscriptions that are not durable, of one connection. See docs/jms.md.",
+        description="Temporary queues and topics, and subscriptions that are not durable, of one connection.",
     )
     max_state_bytes_per_connection: int = Field(
         128 * MIB,

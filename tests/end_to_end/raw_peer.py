@@ -30,6 +30,7 @@ RECEIVED, ACCEPTED, REJECTED, RELEASED, MODIFIED = range(0x23, 0x28)
 BATCH_FORMAT = 0x80013700
 HEARTBEAT = bytes.fromhex("0000000802000000")
 
+NULL = object()  # a terminus that is null
 PYTHON = "azsdk-python-servicebus"  # the product of an SDK that reads fields by position
 
 
@@ -339,7 +340,7 @@ class RawPeer:
         max_message_bytes: int | None = None,
         properties: Any = None,
     ) -> int:
-        """Say attach, and do not wait; returns the handle."""
+        """Say attach, and do not wait; returns the handle. A terminus may be NULL."""
         if handle is None:
             handle = self.next_handle
             self.next_handle += 1
@@ -354,8 +355,8 @@ class RawPeer:
             not sender,
             UByte(1 if settled else 0 if not sender else 2),
             UByte(0 if settled or sender else 1),
-            source_,
-            target_,
+            None if source_ is NULL else source_,
+            None if target_ is NULL else target_,
             None,
             None,
             UInt(0) if sender else None,

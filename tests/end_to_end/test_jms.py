@@ -1,4 +1,4 @@
-"""What clients of JMS say on the wire, as Qpid JMS does it: delivery delays, subscribers, temporary queues and topics."""
+"""What clients of JMS say on the wire, as Qpid JMS does it: delivery delays, subscribers, temporary entities."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -8,18 +8,18 @@ import pytest
 
 from protocol.codec import Array, Described, Int, Long, Symbol, UInt, ULong, array
 from tests.brokers import Broker
-from tests.caller import WORKERS
 from tests.end_to_end.raw_peer import (
     ATTACH,
     DETACH,
     DISPOSITION,
+    END,
+    NULL,
     TRANSFER,
     Frame,
     RawPeer,
     body_of,
     error_of,
     message,
-    target,
 )
 from tests.end_to_end.raw_requests import Node
 from tests.patience import eventually
@@ -234,15 +234,12 @@ def end(peer: RawPeer, handle: int, closed: bool = True) -> None:
 
 def unsubscribe(peer: RawPeer, name: str) -> tuple[str, str]:
     """As Qpid JMS does it. Returns the error; two empty texts if there is none."""
-    handle = peer.attach(sender=False, name=name, source_=NO_SOURCE)
+    handle = peer.attach(sender=False, name=name, source_=NULL)
     attached = peer.expect(ATTACH)
     if attached.fields[5] is None:
         return error_of(peer.expect(DETACH))
     peer.detach(handle)
     return error_of(peer.expect(DETACH))
-
-
-NO_SOURCE = encoded_null = None
 
 
 def is_there(broker: Broker, path: str) -> bool:
@@ -319,7 +316,9 @@ def test_consumers_of_a_shared_durable_subscription_share_its_messages(
     jms_broker: Broker, connect: Connect, topic: str
 ) -> None:
     one, other = connect("ID:one:1"), connect("ID:other:1")
-    of_one = [subscribe(one, topic, name, "shared", "global", durable=True, credit=1) for name in ("s|global", "s|global2")]
+    of_one = [
+        subscribe(one, topic, name, "shared", "global", durable=True, credit=1) for name in ("s|global", "s|global2")
+    ]
     of_other = subscribe(other, topic, "s|global", "shared", "global", durable=True, credit=1)
     publish(jms_broker, topic, b"1", b"2", b"3")
     found = bodies(one, of_one[0], 2) + bodies(other, of_other)
@@ -348,16 +347,14 @@ def test_a_subscriber_that_is_not_durable_gets_what_comes_while_it_is_there(
     handles = [subscribe(peer, "news", f"qpid-jms:receiver:ID:{number}:news") for number in range(2)]
     publish(jms_broker, "news", b"1")
     assert [body_of(frame.payload) for frame in receive(peer, handles[0], 2)] == [b"1", b"1"]  # both get it
-    [first, second] = found = subscriptions(jms_broker, "news/Subscriptions/nondurable-")
-    with connect().socket:
-        pass
+    found = [first, _] = names(jms_broker, "news/Subscriptions/nondurable-")
     other = connect("another")
     other.attach(sender=False, address=first)
     assert other.refusal()[0] == UNAUTHORIZED
     end(peer, handles[0])
-    eventually(lambda: len(subscriptions(jms_broker, "news/Subscriptions/nondurable-")) == 1)
+    eventually(lambda: len(names(jms_broker, "news/Subscriptions/nondurable-")) == 1, "one is gone")
     peer.socket.close()
-    eventually(lambda: not any(is_there(jms_broker, path) for path in found))
+    eventually(lambda: not any(is_there(jms_broker, path) for path in found), "both are gone")
 
 
 def test_a_shared_subscription_that_is_not_durable_goes_with_its_last_consumer(
@@ -374,7 +371,7 @@ def test_a_shared_subscription_that_is_not_durable_goes_with_its_last_consumer(
     publish(jms_broker, "news", b"3")
     assert bodies(one, of_one) == [b"3"]
     end(one, of_one)
-    eventually(lambda: not is_there(jms_broker, "news/Subscriptions/v$$ND"))
+    eventually(lambda: not is_there(jms_broker, "news/Subscriptions/v$$ND"), "it is gone")
 
 
 @pytest.mark.parametrize(
@@ -390,7 +387,8 @@ def test_to_make_a_subscription_needs_the_right_to_manage_the_topic(
     manages = {"key_name": "manages-more-news", "key": "key-of-more-news"}
     peer = connect(CLIENT, **manages)
     subscribe(peer, "more-news", name, *capabilities, durable=durable)
-    assert refused_subscriber(peer, "news", name, *capabilities, durable=durable)[0] == UNAUTHORIZED
+    other = connect(CLIENT, **manages)
+    assert refused_subscriber(other, "news", name, *capabilities, durable=durable)[0] == UNAUTHORIZED
     if durable:
         assert unsubscribe(connect(CLIENT, **manages), name) == ("", "")
 
@@ -432,7 +430,7 @@ def test_no_local_of_a_subscriber_is_ignored_and_a_selector_selects(jms_broker: 
 def test_what_is_not_there_cannot_be_ended(connect: Connect) -> None:
     condition, text = unsubscribe(connect(CLIENT), "never-made")
     assert condition == NOT_FOUND
-    assert f"No topic has a subscription 'never-made' of the client id '{CLIENT}'" in text
+    assert f"no topic has a subscription 'never-made' of the client id '{CLIENT}'" in text
 
 
 def test_a_subscription_that_others_have_made_is_ended_if_its_name_is_the_only_one(
@@ -441,7 +439,9 @@ def test_a_subscription_that_others_have_made_is_ended_if_its_name_is_the_only_o
     peer = connect(CLIENT)
     condition, text = unsubscribe(peer, "twice")
     assert condition == "com.microsoft:argument-error"
-    assert "Several topics have a subscription 'twice' (more-news/Subscriptions/twice, news/Subscriptions/twice)" in text
+    assert (
+        "Several topics have a subscription 'twice' (more-news/Subscriptions/twice, news/Subscriptions/twice)" in text
+    )
     manages = connect(CLIENT, key_name="manages-more-news", key="key-of-more-news")
     assert unsubscribe(manages, "all")[0] == UNAUTHORIZED
     assert is_there(jms_broker, "news/Subscriptions/all")
@@ -450,21 +450,154 @@ def test_a_subscription_that_others_have_made_is_ended_if_its_name_is_the_only_o
 def test_a_client_that_does_not_wait_for_the_end_of_its_subscription_harms_nobody(
     jms_broker: Broker, connect: Connect
 ) -> None:
-    peer = connect(CLIENT)
     for number in range(3):
+        peer = connect(CLIENT)
         end(peer, subscribe(peer, "news", f"hasty{number}", durable=True), closed=False)
-    for number in range(3):
-        handle = peer.attach(sender=False, name=f"hasty{number}", source_=NO_SOURCE)
+        handle = peer.attach(sender=False, name=f"hasty{number}", source_=NULL)
         assert peer.expect(ATTACH).fields[5] is not None
         peer.detach(handle)
-        peer.attach(sender=False, name=f"hasty{number}", source_=NO_SOURCE)  # before the answer
-    peer.begin(channel=1)
-    peer.socket.close()
-    eventually(lambda: not any(is_there(jms_broker, f"news/Subscriptions/hasty{n}${CLIENT}$D") for n in range(3)))
+        peer.attach(sender=False, name=f"hasty{number}", source_=NULL)  # before the answer
+        peer.say(END)
+        peer.expect(END)
+    paths = [f"news/Subscriptions/hasty{number}${CLIENT}$D" for number in range(3)]
+    eventually(lambda: not any(is_there(jms_broker, path) for path in paths), "all are gone")
 
 
-def subscriptions(broker: Broker, prefix: str) -> list[str]:
-    """The paths of subscriptions that begin so."""
+def names(broker: Broker, prefix: str) -> list[str]:
+    """The paths of entities that begin so."""
     with RawPeer.connect(broker.amqp_port) as peer:
         listed = Node(peer, "$management").ask("peeklock:list-counts", {"after": "", "count": Int(1000)})
-        return [path for path in listed.body["counts"] if path.startswith(prefix)]
+        return [path for path in (each["name"] for each in listed.body["entities"]) if path.startswith(prefix)]
+
+
+# --- temporary queues and topics --------------------------------------------------------------------------------------
+
+
+def temporary(kind: str) -> Described:
+    """As Qpid JMS makes the target of the link by which it makes a temporary queue or topic."""
+    lifetime = {Symbol("lifetime-policy"): Described(Symbol("amqp:delete-on-close:list"), [])}
+    capabilities = array(Symbol, [Symbol(f"temporary-{kind}")])
+    return Described(ULong(0x29), [None, UInt(0), Symbol("link-detach"), UInt(0), True, lifetime, capabilities])
+
+
+def make(peer: RawPeer, kind: str = "queue") -> tuple[int, str]:
+    """The handle of the link that makes it, and its address."""
+    handle = peer.attach(sender=True, target_=temporary(kind))
+    attached = peer.expect(ATTACH)
+    assert attached.fields[6] is not None, error_of(peer.expect(DETACH))
+    address, _, _, _, is_dynamic, properties = attached.fields[6].value[:6]
+    assert is_dynamic is True
+    assert Symbol("lifetime-policy") in properties
+    return handle, address
+
+
+def test_a_temporary_queue_takes_replies_and_goes_with_its_link(jms_broker: Broker, connect: Connect) -> None:
+    peer = connect()
+    handle, address = make(peer)
+    assert address.startswith("temporary-queue.")
+    receiver = peer.attach_receiver(address, credit=1)
+    with RawPeer.connect(jms_broker.amqp_port, **SENDS) as other:
+        send(other, address, message(b"reply"))
+    assert bodies(peer, receiver) == [b"reply"]
+    end(peer, receiver)
+    end(peer, handle)
+    eventually(lambda: not is_there(jms_broker, address), "it is deleted")
+
+
+def test_a_temporary_queue_goes_with_its_connection(jms_broker: Broker, connect: Connect) -> None:
+    peer = connect()
+    addresses = [make(peer)[1] for _ in range(2)]
+    peer.socket.close()
+    eventually(lambda: not any(is_there(jms_broker, each) for each in addresses), "both are deleted")
+
+
+def test_a_temporary_topic_has_subscribers_of_its_connection(jms_broker: Broker, connect: Connect) -> None:
+    peer = connect()
+    handle, address = make(peer, "topic")
+    assert address.startswith("temporary-topic.")
+    receiver = subscribe(peer, address, f"qpid-jms:receiver:ID:3:{address}", temporary=True)
+    publish(jms_broker, address, b"news")
+    assert bodies(peer, receiver) == [b"news"]
+    assert refused_subscriber(connect(), address, "qpid-jms:receiver:ID:4", temporary=True)[0] == UNAUTHORIZED
+    end(peer, handle)
+    assert error_of(peer.expect(DETACH))[0] == NOT_FOUND  # its subscriber
+    eventually(lambda: not is_there(jms_broker, address), "it is deleted")
+    eventually(lambda: not names(jms_broker, address), "its subscriptions are deleted")
+
+
+def test_a_receiver_makes_a_queue_and_receives_from_it(jms_broker: Broker, connect: Connect) -> None:
+    """As `create_receiver(None, dynamic=True)` of Proton and `source: {dynamic: true}` of rhea."""
+    peer = connect()
+    handle = peer.attach(sender=False, source_=Described(ULong(0x28), [None, UInt(0), None, UInt(0), True]))
+    peer.flow(handle, 1)  # at once, as Proton does
+    address = peer.expect(ATTACH).fields[5].value[0]
+    with RawPeer.connect(jms_broker.amqp_port) as other:
+        send(other, address, message(b"reply"))
+    assert bodies(peer, handle) == [b"reply"]
+    end(peer, handle)
+    eventually(lambda: not is_there(jms_broker, address), "it is deleted")
+
+
+def test_only_its_connection_receives_from_a_temporary_queue(jms_broker: Broker, connect: Connect) -> None:
+    _, address = make(connect())
+    other = connect()
+    for sender, path in (
+        (False, address),
+        (False, f"{address}/$DeadLetterQueue"),
+        (False, f"{address}/$management"),
+        (True, f"{address}/$management"),
+    ):
+        other.attach(sender=sender, address=path)
+        condition, text = other.refusal()
+        assert condition == UNAUTHORIZED
+        assert "only the connection that it was made for" in text
+
+
+@pytest.mark.parametrize("key", [LISTENS, SENDS])
+def test_to_make_a_temporary_queue_needs_the_right_to_manage(connect: Connect, key: dict[str, str]) -> None:
+    peer = connect(**key)
+    peer.attach(sender=True, target_=temporary("queue"))
+    condition, text = peer.refusal()
+    assert condition == UNAUTHORIZED
+    assert "needs the right Manage on the namespace" in text
+
+
+def test_to_reply_needs_the_right_to_send(connect: Connect) -> None:
+    _, address = make(connect())
+    other = connect(**LISTENS)
+    other.attach(sender=True, address=address)
+    assert other.refusal()[0] == UNAUTHORIZED
+
+
+def test_a_connection_has_so_many_temporary_entities(connect: Connect) -> None:
+    peer = connect()
+    handles = [make(peer)[0] for _ in range(2)]
+    handles.append(subscribe(peer, "news", "qpid-jms:receiver:ID:5"))
+    peer.attach(sender=True, target_=temporary("queue"))
+    condition, text = peer.refusal()
+    assert condition == "amqp:resource-limit-exceeded"
+    assert "amqp.max_temporary_entities_per_connection" in text
+    assert refused_subscriber(peer, "news", "qpid-jms:receiver:ID:6")[0] == "amqp:resource-limit-exceeded"
+    make(connect())  # another connection has its own
+    end(peer, handles[0])
+    make(peer)
+
+
+def test_a_link_that_ends_before_its_queue_is_there_leaves_nothing(jms_broker: Broker, connect: Connect) -> None:
+    peer = connect()
+    for _ in range(5):
+        handle = peer.attach(sender=True, target_=temporary("queue"))
+        peer.detach(handle)
+        peer.expect(ATTACH)
+        peer.expect(DETACH)
+    peer.attach(sender=True, target_=temporary("queue"))
+    peer.socket.close()
+    eventually(lambda: not names(jms_broker, "temporary-"), "all are deleted")
+
+
+def test_a_receiver_makes_no_topic(connect: Connect) -> None:
+    peer = connect()
+    capability = array(Symbol, [Symbol("temporary-topic")])
+    fields = [None, UInt(0), None, UInt(0), True, None, None, None, None, None, capability]
+    peer.attach(sender=False, source_=Described(ULong(0x28), fields))
+    assert peer.refusal()[0] == "amqp:not-allowed"

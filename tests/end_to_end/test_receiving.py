@@ -449,18 +449,20 @@ def test_sender_and_receiver_may_share_a_name(peer):
 @pytest.mark.parametrize(
     ("sender", "termini"),
     [
-        (False, {"source_": source(None, dynamic=True)}),
-        (True, {"target_": target(None, dynamic=True)}),
         (False, {"source_": source(None)}),
         (True, {"target_": target(None)}),
         (False, {"source_": source("")}),
         (True, {"target_": target("")}),
     ],
-    ids=["dynamic source", "dynamic target", "null source", "null target", "empty source", "empty target"],
+    ids=["null source", "null target", "empty source", "empty target"],
 )
 def test_a_link_that_names_no_entity_is_refused(peer, sender, termini):
     peer.attach(sender=sender, **termini)
-    assert peer.refusal()[0] == "com.microsoft:argument-error"
+    condition, text = peer.refusal()
+    # A client of JMS may mean a subscription to end by a source that is null.
+    is_null = termini.get("source_") == source(None)
+    assert condition == ("amqp:not-found" if is_null else "com.microsoft:argument-error")
+    assert "names no entity" in text
     peer.attach_sender("orders")
 
 

@@ -1,7 +1,7 @@
-"""Links whose node is being made: a temporary queue or topic, or a subscription. The attach is answered when it is there."""
+"""Links whose node is being made: a temporary queue or topic, or a subscription. The attach is answered after that."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from broker.catalog.catalog import HOME
 from broker.errors import BrokerError, ServerBusy
@@ -12,17 +12,14 @@ from protocol import error_texts
 from protocol.engine.deliveries import Delivery, forget
 from protocol.engine.links import Link
 
-if TYPE_CHECKING:
-    from broker.gateway.binding import Bound
-
 
 class LinkInMaking:
-    """It stands in for the link's sender or receiver, which `bind` makes of the entity."""
+    """It stands in for what the link is bound to (`broker.gateway.binding.Bound`), which `bind` makes of the entity."""
 
     def __init__(
-        self, host: Host, link: Link, kind: str, fields: dict[str, Any], path: str, bind: "Callable[[Entity], Bound]"
+        self, host: Host, link: Link, kind: str, fields: dict[str, Any], path: str, bind: Callable[[Entity], Any]
     ) -> None:
-        """`path` is that of the entity with these properties. If the link is in the host's `holding`, it is temporary."""
+        """`path` is that of the entity with these properties. It is temporary if the host's `holding` has the link."""
         self._host = host
         self._link = link
         self._change: Sequence[Any] | None = ["provide", kind, fields, None, host.holding.number(link)]
@@ -40,7 +37,7 @@ class LinkInMaking:
         if self._link.context is self and not self._link.closed:
             self._host.bind_made(self._link, lambda: self._made(error))
 
-    def _made(self, error: BrokerError | None) -> "Bound":
+    def _made(self, error: BrokerError | None) -> Any:
         """Raises BrokerError, ProtocolError."""
         if error is not None:
             raise error
