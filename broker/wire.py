@@ -54,7 +54,8 @@ Requests, their arguments and results (all or nothing each; `docs/architecture.m
     change-catalog    [change, ...] as a client asks for it, see broker.worker.home  definition | None of each change
     transact          transaction id, begins, [operation, ...]   per operation None, or per delivery of it None or
                                                                  [error name, text]
-    transact-request  transaction id, begins, name, [argument, ...]   as `schedule` or `settle` of that name
+    transact-request  transaction id, begins, name, [argument, ...]   as the request of that name: `schedule`, `settle`,
+                                                                 `cancel-scheduled` or `set-session-state`
     discharge         transaction id, commit                     None
 
 Operations of a transaction are `SendOperation`, `SettleOperation` and `SendRunOperation`.

@@ -336,7 +336,7 @@ class Partition:
         now_ms: int,
         owner: Hashable = None,
     ) -> Any:
-        """As `request`, for `schedule` and `settle` as a part of a transaction. Raises BrokerError."""
+        """As `request`, as a part of a transaction: see `transactions.request_in`. Raises BrokerError."""
         self._begin(queue_id, now_ms)
         return transactions.request_in(self._core, transaction, begins, name, queue_id, args, now_ms, owner)
 

@@ -22,7 +22,7 @@ from broker.errors import (
 from broker.partition import sending
 from broker.partition.entities import require_receive
 from broker.partition.forwarding.source import forwards
-from broker.partition.messages import browsing, settlement
+from broker.partition.messages import browsing, cancelling, settlement
 from broker.partition.messages.deliveries import RECEIVED_AND_DELETED, new_token
 from broker.partition.messages.hand_out import withdraw
 from broker.partition.messages.moves import Properties, discard, expire, overlay_expires_ms, set_aside, unlocked
@@ -331,34 +331,13 @@ def _schedule(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> lis
 
 
 def _cancel_scheduled(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None:
-    """Raises MessageNotFound if any of the numbers is not that of a scheduled message.
-
-    Nor is it one that was abandoned with a delay: who may only send must not delete what was received already.
-    """
+    """Raises as `cancelling.cancellable`."""
     numbers = list(dict.fromkeys(args[0]))
-    cancelled: list[Held] = []
-    read_bytes = 0
-    for number in numbers:
-        entry = _entry(core, queue, Place.SCHEDULED, number)
-        if entry is None:
-            raise MessageNotFound(f"No scheduled message has the sequence number {number}.")
-        try:
-            message_id, delivery_count, overlay = decode_entry(entry)
-        except CorruptRecord:
-            set_aside(core, queue, Place.SCHEDULED, number, None)
-            raise MessageNotFound(f"The scheduled message {number} cannot be read.") from None
-        if overlay is not None and Field.RETURNS_MS in overlay:
-            raise MessageNotFound(f"The message {number} was abandoned with a delay, which cannot be cancelled.")
-        record = core.bodies.read_one(message_id)
-        if record is None:
-            set_aside(core, queue, Place.SCHEDULED, number, message_id)
-            raise MessageNotFound(f"The scheduled message {number} cannot be read.")
-        read_bytes += len(record)
+
+    def check(read_bytes: int) -> None:
         check_bytes(core, SEQUENCE_NUMBERS, len(numbers), read_bytes)
-        ref = (number, message_id, delivery_count, overlay)
-        cancelled.append(unlocked(ref, len(record), scheduled_ms_of(overlay, record), Place.SCHEDULED))
-    discard(core, queue, cancelled, Op.CANCELLED)
-    queue.tally.cancelled += len(cancelled)
+
+    cancelling.cancel(core, queue, cancelling.cancellable(core, queue, numbers, check))
 
 
 def _delete_batch(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> Steps:

@@ -1,36 +1,40 @@
-"""Transactions: sends and settlements that are done all at once, or not at all.
+"""Transactions: sends, settlements, cancellations and states of sessions that are done all at once, or not at all.
 
 Operations of a transaction are checked when they arrive, so that the client hears at once what cannot be done, and kept
 in memory. They change nothing yet, except that nobody else can settle a message that the transaction settles; the time
-of its lock continues. The discharge checks all operations once more and then does them in order, in one turn, so in one
-commit of the store. If an operation cannot be done then (a lock was lost, an entity is full or deleted), the whole
-transaction is rolled back.
+of its lock continues, and so do the lock of a session whose state it sets, and the time of a scheduled message that it
+cancels. The discharge checks all operations once more and then does them in order, in one turn, so in one commit of the
+store. If an operation cannot be done then (a lock was lost, a message is not scheduled any more, an entity is full or
+deleted), the whole transaction is rolled back.
 
 After a rollback messages stay locked as before, so that their receivers can settle them again. If the client has
 settled a delivery for good, it cannot do that. Such a message is available again at once, and counts as a failed
 delivery.
 """
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any
 
 from broker.errors import (
     BrokerError,
     InvalidArgument,
+    MessageNotFound,
     NotAllowed,
     QuotaExceeded,
     TransactionRollback,
     TransactionTimeout,
 )
 from broker.partition import sending
-from broker.partition.messages import settlement
+from broker.partition.messages import cancelling, settlement
 from broker.partition.messages.admission import check, check_sizes
 from broker.partition.messages.moves import Properties, put_back_failed
 from broker.partition.sessions import locks as session_locks
+from broker.partition.sessions import states as session_states
 from broker.partition.state.bodies import STAGED
 from broker.partition.state.core import Core
 from broker.partition.state.idleness import use
-from broker.partition.state.open_transactions import Send, SendRun, Settle, Transaction
+from broker.partition.state.open_transactions import Cancel, Send, SendRun, SetState, Settle, Transaction
 from broker.partition.state.queue import Queue
 from broker.partition.state.timers import Due
 from broker.runs import SIZE_BYTES, messages_of, sizes_of
@@ -82,14 +86,24 @@ def request_in(
     now_ms: int,
     owner: Hashable,
 ) -> list[int] | None:
-    """Add a request `schedule` or `settle`, wholly or not at all; see `broker.wire`. Raises BrokerError."""
+    """Add a request of this name, wholly or not at all; see `broker.wire`. Raises BrokerError."""
     transaction = _find(core, key, begins, now_ms, owner)
-    if name == "schedule":
-        return _schedule(core, transaction, core.access(queue_id, now_ms), args[0])
-    if name != "settle":
+    if name not in ("schedule", "settle", "cancel-scheduled", "set-session-state"):
         raise NotAllowed(f"The operation '{name}' cannot be a part of a transaction.")
-    tokens, outcome, properties, *rest = list(args[0]), Outcome(args[1]), *args[2:]
     queue = core.access(queue_id, now_ms)
+    if name == "schedule":
+        return _schedule(core, transaction, queue, args[0])
+    if name == "settle":
+        _settle_all(core, transaction, queue, args, now_ms)
+    elif name == "cancel-scheduled":
+        _cancel(core, transaction, queue, list(dict.fromkeys(args[0])))
+    else:
+        _set_state(core, transaction, queue, SetState(queue.id, args[1], args[2], args[0]), now_ms)
+    return None
+
+
+def _settle_all(core: Core, transaction: Transaction, queue: Queue, args: Sequence[Any], now_ms: int) -> None:
+    tokens, outcome, properties, *rest = list(args[0]), Outcome(args[1]), *args[2:]
     if len(set(tokens)) < len(tokens):
         raise InvalidArgument("The request names a lock token twice.")
     _check_settlements(core, transaction, queue, tokens, outcome, properties)
@@ -101,7 +115,57 @@ def request_in(
             assert error is not None
             raise error
     _stage(core, transaction, queue, tokens, outcome, properties, quiet=False)
-    return None
+
+
+def _cancel(core: Core, transaction: Transaction, queue: Queue, numbers: list[int]) -> None:
+    """The messages stay scheduled until the commit, so their time may come before it. Then nothing is committed."""
+    if queue.transfers is not None:
+        raise NotAllowed("Messages of a transfer queue cannot be cancelled.")
+    for number in numbers:
+        if (queue.id, number) in transaction.cancelled:
+            raise MessageNotFound(f"The scheduled message {number} is cancelled in this transaction already.")
+    read_bytes = 0
+
+    def check(size_bytes: int) -> None:
+        nonlocal read_bytes
+        read_bytes = size_bytes
+        _check_limits(core, transaction, len(numbers), size_bytes)
+
+    cancelling.cancellable(core, queue, numbers, check)
+    core.changing()
+    transaction.settled_count += len(numbers)
+    transaction.settled_bytes += read_bytes
+    transaction.cancelled.update((queue.id, number) for number in numbers)
+    transaction.operations.append(Cancel(queue.id, numbers))
+
+
+def _set_state(core: Core, transaction: Transaction, queue: Queue, staged: SetState, now_ms: int) -> None:
+    """The state is seen with the commit. If the transaction sets it again, the last one counts."""
+    session_locks.held(queue, staged.receiver, staged.session_id, now_ms)
+    size_bytes = len(staged.state or b"")
+    _check_limits(core, transaction, 1, size_bytes)
+    growth = session_states.growth_by(core, queue, staged.session_id, staged.state)
+    session_states.check_growth(core, session_states.counted_for(core, queue), growth)
+    _count(core, transaction, 0, size_bytes)
+    transaction.settled_count += 1
+    transaction.settled_bytes += size_bytes
+    for index, operation in enumerate(transaction.operations):
+        if isinstance(operation, SetState) and operation[:2] == staged[:2]:
+            transaction.operations[index] = staged
+            return
+    transaction.operations.append(staged)
+
+
+def _check_limits(core: Core, transaction: Transaction, count: int, size_bytes: int) -> None:
+    """As `_check_settlements`, for cancellations and states. One alone may have any size. Raises QuotaExceeded."""
+    most, most_bytes = core.settings.request_items, core.settings.request_bytes
+    if transaction.settled_count + count > most:
+        raise QuotaExceeded(f"Cannot settle or cancel more than {most} messages in a single transaction.")
+    if transaction.settled_bytes + size_bytes > most_bytes and transaction.settled_count + count > 1:
+        raise QuotaExceeded(
+            f"The messages cancelled, and the properties and states set, in a single transaction cannot exceed "
+            f"{most_bytes} bytes."
+        )
 
 
 def _find(core: Core, key: Hashable, begins: bool, now_ms: int, owner: Hashable) -> Transaction:
@@ -339,19 +403,34 @@ def discharge(core: Core, key: Hashable, commit: bool, now_ms: int) -> None:
 
 def _obstacle(core: Core, transaction: Transaction, now_ms: int) -> TransactionRollback | None:
     """The reason why the transaction cannot be committed now; None if it can."""
-    sends = [each for each in transaction.operations if not isinstance(each, Settle)]
+    sends = [each for each in transaction.operations if isinstance(each, Send | SendRun)]
+    grown: Counter[int] = Counter()
     try:
         for operation in transaction.operations:
+            queue = core.queue(operation.queue_id)
             if isinstance(operation, Settle):
-                _check_settled(core, core.queue(operation.queue_id), operation, now_ms)
-        if len(sends) == 1 and isinstance(sends[0], SendRun) and sending.takes_runs(core.queue(sends[0].queue_id)):
+                _check_settled(core, queue, operation, now_ms)
+            elif isinstance(operation, Cancel):
+                cancelling.cancellable(core, queue, operation.numbers, lambda read_bytes: None)
+            elif isinstance(operation, SetState):
+                session_locks.held(queue, operation.receiver, operation.session_id, now_ms)
+                growth = session_states.growth_by(core, queue, operation.session_id, operation.state)
+                grown[session_states.counted_for(core, queue).id] += max(0, growth)
+        for counted, growth in grown.items():
+            session_states.check_growth(core, core.queue(counted), growth)
+        if (
+            len(sends) == 1
+            and not grown
+            and isinstance(sends[0], SendRun)
+            and sending.takes_runs(core.queue(sends[0].queue_id))
+        ):
             check_sizes(core, core.queue(sends[0].queue_id), sizes_of(sends[0].run))
         else:
             messages: dict[int, list[Any]] = {}
             for send in sends:
                 found = messages_of(send.run, with_extra=True) if isinstance(send, SendRun) else send.messages
                 messages.setdefault(send.queue_id, []).extend(found)
-            check(core, [(core.queue(queue_id), sent) for queue_id, sent in messages.items()])
+            check(core, [(core.queue(queue_id), sent) for queue_id, sent in messages.items()], grown)
     except BrokerError as error:
         return TransactionRollback(f"The transaction was rolled back. {error}")
     return None
@@ -371,12 +450,17 @@ def _apply(core: Core, transaction: Transaction, now_ms: int) -> None:
     for operation in transaction.operations:
         if core.kept:
             use(core, operation.queue_id, now_ms)
+        queue = core.queue(operation.queue_id)
         if isinstance(operation, SendRun):
-            sending.store_run(core, core.queue(operation.queue_id), operation.run, now_ms)
+            sending.store_run(core, queue, operation.run, now_ms)
         elif isinstance(operation, Send):
-            sending.store(core, core.queue(operation.queue_id), operation.messages, now_ms, operation.reserved)
+            sending.store(core, queue, operation.messages, now_ms, operation.reserved)
+        elif isinstance(operation, Cancel):
+            found = cancelling.cancellable(core, queue, operation.numbers, lambda read_bytes: None)
+            cancelling.cancel(core, queue, found)
+        elif isinstance(operation, SetState):
+            session_states.write_state(core, queue, operation.session_id, operation.state, now_ms)
         else:
-            queue = core.queue(operation.queue_id)
             results = settlement.settle(core, queue, operation.tokens, operation.outcome, operation.properties, now_ms)
             assert not any(results), f"a settlement that was checked fails: {results}"
 

@@ -125,8 +125,8 @@ class Receiver:
 
 @dataclass
 class Transaction:
-    """Its operations in order: ("send", queue, Sent), ("schedule", queue, numbers, [Sent]), and
-    ("settle", queue, tokens, outcome, properties, quiet).
+    """Its operations in order: ("send", queue, Sent), ("schedule", queue, numbers, [Sent]),
+    ("settle", queue, tokens, outcome, properties, quiet), and ("state", queue, receiver, session, state).
     """
 
     key: str
@@ -381,12 +381,20 @@ class SessionModel(RuleBasedStateMachine):
             elif kind == "schedule":
                 for number, sent in zip(*operation, strict=True):
                     self.accept(queue, sent, number)
+            elif kind == "state":
+                _, session, state = operation
+                self.set(session, state)
             else:
                 tokens, outcome, properties, _ = operation
                 for token in tokens:
                     m = self.find(queue, token)
                     assert m is not None
                     self.settled(queue, m, outcome, properties)
+
+    def set(self, session: str, state: bytes | None) -> None:
+        self.states.pop(session, None)
+        if state:
+            self.states[session] = (state, self.now_ms)
 
     # -- one turn of a worker, and what it must have done
 

@@ -101,7 +101,7 @@ class Receiver:
 @dataclass
 class Transaction:
     """Operations in order: what is sent as (body, ttl, wait until, message id, number that was told, or None), what is
-    settled as its arguments.
+    settled as its arguments, what is cancelled by its number.
     """
 
     key: str
@@ -729,6 +729,29 @@ class PartitionModel(RuleBasedStateMachine):
             self.transaction.operations.append(("settle", queue, token, outcome, properties, quiet))
         self.turn()
 
+    @some(Place.SCHEDULED)
+    @rule(pick=PICK, stray=st.booleans())
+    def cancel_in_transaction(self, pick, stray):
+        waiting = [m for m in self.queues[MAIN] if m.place == Place.SCHEDULED]
+        if not waiting:
+            return
+        m = waiting[pick % len(waiting)]
+        try:
+            self.request_in("cancel-scheduled", MAIN, [m.number] + [STRAY] * stray)
+        except TransactionTimeout:
+            assert self.transaction.timed_out
+        except MessageNotFound:
+            assert stray or m.delayed or ("cancel", m.number) in self.transaction.operations
+        else:
+            assert not stray
+            assert not m.delayed
+            self.transaction.operations.append(("cancel", m.number))
+        self.turn()
+
+    def scheduled(self, number):
+        waiting = (m for m in self.queues[MAIN] if m.place == Place.SCHEDULED)
+        return next((m for m in waiting if m.number == number), None)
+
     @precondition(lambda self: self.transaction)
     @rule(
         commit=st.sampled_from([True, True, True, False]), late_ms=st.sampled_from([0, 0, 0, 1, LOCK_MS, TIME_OUT_MS])
@@ -740,6 +763,7 @@ class PartitionModel(RuleBasedStateMachine):
         found = [
             self.find(operation[0], operation[1]) for kind, *operation in transaction.operations if kind == "settle"
         ]
+        found += [self.scheduled(number) for kind, number, *_ in transaction.operations if kind == "cancel"]
         expected: type[BrokerError] | None = None
         if commit and (transaction.timed_out or transaction.deadline_ms <= self.now_ms):
             expected = TransactionTimeout
@@ -756,6 +780,8 @@ class PartitionModel(RuleBasedStateMachine):
                     body, ttl_ms, scheduled_ms, message_id, told = operation
                     if self.known(message_id, self.next_number[MAIN] if told is None else told) is None:
                         self.accept(ttl_ms, scheduled_ms, body, told)
+                elif kind == "cancel":
+                    self.leave(MAIN, self.scheduled(operation[0]), "cancelled")
                 else:
                     queue, token, outcome, properties, _ = operation
                     self.settled(queue, self.find(queue, token), outcome, properties)

@@ -46,6 +46,7 @@ DELAYS = st.sampled_from([{DELAY: encode(ms), **others} for ms in (1, 40, 700, L
 PROPERTIES = st.sampled_from([None, None, {"a": "1"}, {"b": "2"}]) | DELAYS
 TO = st.sampled_from([MAIN, MAIN, INBOX])
 KEYS = st.sampled_from("tu")
+STATES = st.sampled_from([None, b"", b"half", b"x" * 300])
 
 
 def some(place: Place, *queues: int):
@@ -338,7 +339,7 @@ class SessionQueue(SessionModel):
         self.turn()
 
     @some_session
-    @rule(name=RECEIVERS, session=PERHAPS, state=st.sampled_from([None, b"", b"half", b"x" * 300]))
+    @rule(name=RECEIVERS, session=PERHAPS, state=STATES)
     def set_state(self, name, session, state):
         session = self.session_for(name, session) or ""
         before = self.states.get(session, (None, 0))[0]
@@ -346,9 +347,7 @@ class SessionQueue(SessionModel):
             assert self.driver.of_session("get-session-state", session, receiver=name) == before
         with self.held(name, session):
             self.driver.of_session("set-session-state", session, state, receiver=name)
-            self.states.pop(session, None)
-            if state:
-                self.states[session] = (state, self.now_ms)
+            self.set(session, state)
         self.turn()
 
     @some(Place.DEFERRED, MAIN)
@@ -557,6 +556,23 @@ class SessionQueue(SessionModel):
                 transaction.failed |= quiet and refused is not None
         self.turn()
 
+    @some_session
+    @rule(key=KEYS, name=RECEIVERS, session=PERHAPS, state=STATES)
+    def set_state_in(self, key, name, session, state):
+        session = self.session_for(name, session) or ""
+        args = [name, session, state]
+        done = []
+
+        def call(transaction, begins):
+            with self.held(name, session):
+                partition = self.driver.partition
+                partition.request_in(transaction, begins, "set-session-state", MAIN, args, self.now_ms)
+                done.append(True)
+
+        if (transaction := self.transact(key, call)) and done:
+            transaction.operations.append(("state", MAIN, *args))
+        self.turn()
+
     @precondition(lambda self: self.transactions)
     @rule(
         key=KEYS,
@@ -568,6 +584,8 @@ class SessionQueue(SessionModel):
         transaction = self.transactions.pop(key)
         self.driver.now_ms += late_ms  # and no timer came by
         lost = any(self.find(queue, each) is None for queue, tokens, *_ in transaction.settlements() for each in tokens)
+        states = [operation[2:4] for operation in transaction.operations if operation[0] == "state"]
+        lost = lost or not all(self.holds(name, session) for name, session in states)
         expected: type[BrokerError] | None = None
         if transaction.timed_out:
             expected = TransactionTimeout

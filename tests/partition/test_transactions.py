@@ -8,8 +8,10 @@ from broker.errors import (
     BrokerError,
     EntityNotFound,
     LockLost,
+    MessageNotFound,
     NotAllowed,
     QuotaExceeded,
+    SessionLockLost,
     TransactionRollback,
     TransactionTimeout,
 )
@@ -19,6 +21,7 @@ from broker.wire import Operation, Outcome, SendOperation, SettleOperation
 from protocol.codec import encode
 from tests.partition.driver import DEAD, LOCK_MS, MAIN, Delivery, Driver, define, describe, message
 from tests.partition.hinted_store import HintedStore
+from tests.partition.session_driver import SessionDriver
 from tests.partition.topic_driver import TOPIC, A, TopicDriver
 
 T = "transaction"
@@ -392,6 +395,192 @@ def test_settling_by_request_is_all_or_nothing(queue):
     assert queue.held() == [1, 0, 0, 1]
     queue.discharge()
     assert queue.held() == [0, 0, 0, 0]
+
+
+def later(queue, *bodies, wait_ms=1000):
+    return [message(body, scheduled_ms=queue.now_ms + wait_ms) for body in bodies]
+
+
+def numbers(queue):
+    return [delivery.number for delivery in queue.peek()]
+
+
+def test_a_cancellation_is_done_at_the_commit_and_not_before(queue):
+    first, second, third = queue.request("schedule", later(queue, "a", "b", "c"))
+    queue.ask_in("cancel-scheduled", [first, third, first])
+    assert numbers(queue) == [first, second, third]
+    queue.discharge()
+    assert numbers(queue) == [second]
+    queue.wait(1000)
+    assert queue.bodies() == ["b"]
+
+
+def test_rolled_back_nothing_was_cancelled(queue):
+    [number] = queue.request("schedule", later(queue, "a"))
+    queue.ask_in("cancel-scheduled", [number])
+    queue.discharge(commit=False)
+    queue.ask_in("cancel-scheduled", [number])
+    queue.discharge(commit=False)
+    queue.wait(1000)
+    assert queue.bodies() == ["a"]
+
+
+def test_cancelling_is_all_or_nothing_and_not_done_twice(queue):
+    first, second = queue.request("schedule", later(queue, "a", "b"))
+    for wrong in ([first, 77], [1 << 70], [-1]):
+        with pytest.raises(MessageNotFound):
+            queue.ask_in("cancel-scheduled", wrong)
+    queue.ask_in("cancel-scheduled", [first])
+    with pytest.raises(MessageNotFound, match="already"):
+        queue.ask_in("cancel-scheduled", [second, first])
+    queue.send_in("c")
+    queue.discharge()
+    assert numbers(queue) == [second, 3]
+
+
+@pytest.mark.parametrize("by", ["its time", "somebody else", "another transaction"])
+def test_a_message_that_is_not_scheduled_any_more_rolls_all_back(queue, by):
+    [number] = queue.request("schedule", later(queue, "a"))
+    queue.send_in("never")
+    queue.ask_in("cancel-scheduled", [number])
+    if by == "its time":
+        queue.wait(1000)
+    elif by == "somebody else":
+        queue.request("cancel-scheduled", [number])
+    else:
+        queue.ask_in("cancel-scheduled", [number], key="another")
+        queue.discharge(key="another")
+    with pytest.raises(TransactionRollback, match="No scheduled message"):
+        queue.discharge()
+    assert queue.bodies() == (["a"] if by == "its time" else [])
+
+
+def test_what_is_scheduled_in_it_cannot_be_cancelled_before_the_commit(queue):
+    [number] = queue.ask_in("schedule", later(queue, "a"))
+    with pytest.raises(MessageNotFound):
+        queue.ask_in("cancel-scheduled", [number])
+    queue.discharge()
+    assert numbers(queue) == [number]
+
+
+def test_what_one_transaction_cancels_is_bounded_but_for_a_single_message():
+    queue = TransactionDriver(settings=PartitionSettings(request_items=3, request_bytes=1000))
+    large = queue.request("schedule", later(queue, "x" * 2000))
+    small = [queue.request("schedule", later(queue, "x" * 300))[0] for _ in range(4)]
+    queue.ask_in("cancel-scheduled", large)
+    with pytest.raises(QuotaExceeded, match="1000 bytes"):
+        queue.ask_in("cancel-scheduled", small[:1])
+    queue.discharge()
+    for number in small[:2]:
+        queue.ask_in("cancel-scheduled", [number])
+    with pytest.raises(QuotaExceeded, match="1000 bytes"):
+        queue.ask_in("cancel-scheduled", small[2:3])
+    with pytest.raises(QuotaExceeded, match="more than 3 messages"):
+        queue.ask_in("cancel-scheduled", small[2:])
+    queue.discharge()
+    assert numbers(queue) == small[2:]
+
+
+def test_messages_of_a_topic_are_cancelled_in_one():
+    topic = TopicDriver(A)
+    [number] = topic.request("schedule", later(topic, "a"), queue=TOPIC)
+    topic.partition.request_in(T, True, "cancel-scheduled", TOPIC, [[number]], topic.now_ms)
+    topic.partition.discharge(T, True, topic.now_ms)
+    topic.partition.commit()
+    topic.wait(1000)
+    assert topic.bodies(A) == []
+
+
+class Sessions(SessionDriver):
+    """One with session "s", which receiver "r" holds."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(settings=PartitionSettings(**settings), max_size_mb=1)
+        self.put("s", "x")
+        assert self.accept("r", "s") == "s"
+
+    def set_in(self, state: bytes | None, receiver: str = "r", session: str = "s") -> None:
+        self.partition.request_in(T, True, "set-session-state", MAIN, [receiver, session, state], self.now_ms)
+        self.partition.commit()
+
+    def end(self, commit: bool = True) -> None:
+        try:
+            self.partition.discharge(T, commit, self.now_ms)
+        finally:
+            self.partition.commit()
+
+    def state(self) -> bytes | None:
+        state: bytes | None = self.of_session("get-session-state", "s")
+        return state
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_the_state_of_a_session_is_set_at_the_commit_and_not_before(commit):
+    queue = Sessions()
+    queue.of_session("set-session-state", "s", b"before")
+    for state in (b"half", b"whole"):
+        queue.set_in(state)
+        assert queue.state() == b"before"
+    queue.end(commit)
+    assert queue.state() == (b"whole" if commit else b"before")
+    queue.set_in(None)
+    queue.end(commit)
+    assert queue.state() == (None if commit else b"before")
+
+
+def test_only_who_holds_a_session_sets_its_state_in_a_transaction():
+    queue = Sessions()
+    for receiver, session in (("other", "s"), ("r", "t")):
+        with pytest.raises(SessionLockLost):
+            queue.set_in(b"x", receiver, session)
+    plain = TransactionDriver()
+    with pytest.raises(NotAllowed, match="does not require sessions"):
+        plain.ask_in("set-session-state", "r", "s", b"x")
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_session_that_is_lost_meanwhile_rolls_all_back(again):
+    queue = Sessions()
+    queue.set_in(b"never")
+    queue.wait(queue.description.lock_duration_ms)
+    if again:
+        assert queue.accept("another", "s") == "s"
+    with pytest.raises(TransactionRollback, match="session lock"):
+        queue.end()
+    assert queue.accept("r2", "s") == "s" if not again else True
+    assert queue.of_session("get-session-state", "s", receiver="another" if again else "r2") is None
+
+
+def test_a_state_for_which_there_is_no_room_is_refused_at_once_or_with_the_commit():
+    queue = Sessions()
+    half = b"x" * 600_000
+    with pytest.raises(QuotaExceeded, match="maximum entity size"):
+        queue.set_in(2 * half)
+    queue.set_in(half)
+    sends = SendOperation(MAIN, False, [[message(half, session_id="s")]])
+    assert queue.partition.transact(T, False, [sends], queue.now_ms) == [None]  # by itself there is room for it
+    with pytest.raises(TransactionRollback, match="maximum entity size"):
+        queue.end()
+    assert queue.state() is None
+    queue.set_in(half)
+    queue.set_in(half)  # in its place
+    queue.end()
+    assert queue.state() == half
+
+
+def test_the_states_that_one_transaction_sets_are_bounded_but_for_a_single_one():
+    queue = Sessions(request_bytes=1000)
+    queue.set_in(b"x" * 2000)
+    with pytest.raises(QuotaExceeded, match="1000 bytes"):
+        queue.set_in(b"x")
+    queue.end()
+    assert queue.state() == b"x" * 2000
+
+
+def test_a_renewal_is_no_part_of_one(queue):
+    for name in ("renew-locks", "renew-session-lock"):
+        with pytest.raises(NotAllowed):
+            queue.ask_in(name, [])
 
 
 def test_other_requests_are_no_part_of_one(queue):

@@ -1,6 +1,6 @@
 """Checks whether queues and topics accept the messages that are sent to them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from broker.errors import EntityDisabled, NotAllowed, QuotaExceeded
@@ -23,8 +23,13 @@ _SUBSCRIPTION = Kind.SUBSCRIPTION
 _PING, _SCHEDULED_MS, _SESSION_ID = Extra.PING, Extra.SCHEDULED_MS, Extra.SESSION_ID
 
 
-def check(core: Core, sends: Sequence[tuple[Queue, Sequence[Incoming]]]) -> None:
-    """Raises NotAllowed, EntityDisabled, QuotaExceeded if not all of it can be stored. `sends` has each queue once."""
+def check(
+    core: Core, sends: Sequence[tuple[Queue, Sequence[Incoming]]], grown: Mapping[int, int] | None = None
+) -> None:
+    """Raises NotAllowed, EntityDisabled, QuotaExceeded if not all of it can be stored. `sends` has each queue once.
+
+    `grown` are bytes by which entities grow beside that, by the id of their main queue.
+    """
     sizes: list[int] = []
     copies = queues = 0
     totals: dict[int, int] = {}  # by queue id: bytes of the entity, with the sends before
@@ -34,7 +39,11 @@ def check(core: Core, sends: Sequence[tuple[Queue, Sequence[Incoming]]]) -> None
             _check_entity(queue, messages)
         else:
             counted = core.queue(queue_id_of(queue.entity_id if queue.topic_id is None else queue.topic_id))
-        size_bytes = total = totals[counted.id] if counted.id in totals else entity_size(core, counted)
+        size_bytes = total = (
+            totals[counted.id]
+            if counted.id in totals
+            else entity_size(core, counted) + (grown.get(counted.id, 0) if grown else 0)
+        )
         staged = core.bodies.staged
         for _, body, _, extra in messages:
             size = len(body) + MESSAGE_HEADER_BYTES

@@ -46,15 +46,35 @@ def set_state(core: Core, queue: Queue, session_id: str, state: bytes | None, no
 
     Raises QuotaExceeded if the state grows beyond what the entity or the store may hold.
     """
+    check_growth(core, counted_for(core, queue), growth_by(core, queue, session_id, state))
+    write_state(core, queue, session_id, state, now_ms)
+
+
+def growth_by(core: Core, queue: Queue, session_id: str, state: bytes | None) -> int:
+    """The bytes that the entity grows by if this becomes the state of the session."""
+    return len(state or b"") - _size(core.store, session_key(queue.id, encoded(session_id)))
+
+
+def counted_for(core: Core, queue: Queue) -> Queue:
+    """The main part of the queue or topic that the states of this queue's sessions count for."""
+    return queue if queue.topic_id is None else core.queue(queue_id_of(queue.topic_id))
+
+
+def check_growth(core: Core, counted: Queue, growth: int) -> None:
+    """Raises QuotaExceeded if this entity or the store may not grow by so many bytes of states."""
+    if growth <= 0:
+        return
+    size_bytes = entity_size(core, counted)
+    if size_bytes + growth > counted.terms.size_bytes_max:
+        raise too_large(counted, size_bytes)
+    if core.store_is_full():
+        raise QuotaExceeded("The store of this partition is nearly full; messages must be received first.")
+
+
+def write_state(core: Core, queue: Queue, session_id: str, state: bytes | None, now_ms: int) -> None:
+    """As `set_state`, of a state for which there is room."""
     store, key = core.store, session_key(queue.id, encoded(session_id))
-    growth = len(state or b"") - _size(store, key)
-    if growth > 0:
-        counted = queue if queue.topic_id is None else core.queue(queue_id_of(queue.topic_id))
-        size_bytes = entity_size(core, counted)
-        if size_bytes + growth > counted.terms.size_bytes_max:
-            raise too_large(counted, size_bytes)
-        if core.store_is_full():
-            raise QuotaExceeded("The store of this partition is nearly full; messages must be received first.")
+    growth = growth_by(core, queue, session_id, state)
     if not state:
         store.delete(Table.SESSIONS, key)
         store.delete(Table.SESSION_STATES, key)

@@ -29,8 +29,28 @@ class Settle(NamedTuple):
     quiet: bool  # the client has settled these deliveries and has forgotten them
 
 
+class Cancel(NamedTuple):
+    """Scheduled messages that are deleted."""
+
+    queue_id: int
+    numbers: list[int]
+
+
+class SetState(NamedTuple):
+    """The state of a session, set by the receiver that has its lock."""
+
+    queue_id: int
+    session_id: str
+    state: bytes | None
+    receiver: Hashable
+
+
+Staged = Send | SendRun | Settle | Cancel | SetState
+
+
 class Transaction:
     __slots__ = (
+        "cancelled",
         "deadline_ms",
         "failure",
         "key",
@@ -47,13 +67,14 @@ class Transaction:
     def __init__(self, deadline_ms: int, owner: Hashable) -> None:
         self.owner = owner
         self.deadline_ms = deadline_ms
-        self.operations: list[Send | SendRun | Settle] = []
+        self.operations: list[Staged] = []
         self.message_count = 0  # messages sent in the transaction
         self.message_bytes = 0
         self.unstaged_bytes = 0  # of these, bytes that only memory has
         self.staged: list[int] = []  # ids of the messages whose records are stored already
-        self.settled_count = 0  # messages settled in the transaction
-        self.settled_bytes = 0  # bytes of properties that these settlements write
+        self.cancelled: set[tuple[int, int]] = set()  # queue id and sequence number of messages cancelled in it
+        self.settled_count = 0  # messages settled or cancelled in the transaction, and states set
+        self.settled_bytes = 0  # of the properties that these settlements write, these messages and states
         self.key: str | None = None  # the common partition key of its messages
         self.failure: BrokerError | None = None  # why it cannot be committed any more
 
