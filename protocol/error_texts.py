@@ -218,9 +218,24 @@ SEVERAL_PARTITION_KEYS = (
     "the same session id, or else the same partition key."
 )
 
-SEVERAL_PARTITIONS = (
-    "A transaction cannot span several partitions; send to entities of others through an entity of the first."
+SEVERAL_ENTITIES = (
+    "Local transactions cannot span multiple entities or partitions. To send to other entities, use a client with "
+    "EnableCrossEntityTransactions, or a link to the first entity that names its destination "
+    "(com.microsoft:transfer-destination-address)."
 )
+
+SEVERAL_TOP_LEVEL_ENTITIES = "Local transactions cannot span multiple top-level entities such as queue or topic."
+
+TRANSACTION_UNKNOWN = "Transaction hasn't been declared yet, or has already been discharged"
+
+
+def transaction_timed_out(transaction_id: bytes) -> str:
+    return (
+        f"No active Transaction was found for ID 'txn:{transaction_id.hex()}'. The Transaction may have timed out or "
+        "attempted to span multiple top-level entities such as Queue or Topic. The server Transaction timeout is: "
+        "00:02:00."
+    )
+
 
 PARTITION_KEY_MISSING = (
     "A message that is sent to a partitioned entity in a transaction needs a partition key: set its session id or its "

@@ -6,6 +6,7 @@ from typing import Any
 from broker.errors import BrokerError, NotAllowed, QuotaExceeded
 from broker.gateway.binding import Bound, Destination, bind, destination_of
 from broker.gateway.conditions import condition_of
+from broker.gateway.crossing import Crossing
 from broker.gateway.host import Host
 from broker.gateway.links.browsers import Browser
 from broker.gateway.links.entity_link import EntityLink
@@ -58,12 +59,14 @@ class BoundLinks:
         """Bind the link to the entity or node that the client asks for, or refuse it with the reason."""
         host = self._host
         tracker = "NoSystemTracker"
+        crossing = Crossing.of(link, host.pinning)
         try:
             self._require_room(link)
             destination = destination_of(host, link)
             self._require_single(link, destination)
             if destination is not None and destination.entity is not None:
                 tracker = destination.entity.tracker(host.gateway.namespace.name)
+                crossing.admit(link, destination.entity)
             bound = bind(host, link, destination)
         except (BrokerError, ProtocolError) as error:
             self._refuse(link, error, tracker)
@@ -123,6 +126,9 @@ class BoundLinks:
         bound: Bound | None = link.context
         if bound is None:
             return
+        crossing: Crossing | None = link.session.context
+        if crossing is not None:
+            crossing.leave(link)
         link.context = None
         self._host.holding.end(link)
         self._claims[link.is_sender] -= _is_of_claims(bound)

@@ -41,7 +41,7 @@ CONDITION: dict[type[errors.BrokerError], Symbol] = {
     errors.OutcomeUnknown: conditions.TIMEOUT,
     errors.TransactionUnknown: conditions.TRANSACTION_UNKNOWN_ID,
     errors.TransactionRollback: conditions.TRANSACTION_ROLLBACK,
-    errors.TransactionTimeout: conditions.TRANSACTION_TIMEOUT,
+    errors.TransactionTimeout: conditions.NOT_ALLOWED,  # as in Service Bus; .NET makes an invalid operation of it
     errors.NotImplementedByBroker: conditions.NOT_IMPLEMENTED,
     errors.InternalError: conditions.INTERNAL_ERROR,
 }

@@ -27,6 +27,7 @@ from broker.gateway.links.receivers import ClientReceiver
 from broker.gateway.links.senders import ClientSender
 from broker.gateway.links.subscription_ends import SubscriptionEnd
 from broker.gateway.namespace import Entity
+from broker.gateway.pinning import Pinning
 from broker.gateway.rights import NOT_THE_EMULATORS, Proof, Rights, entity_of
 from broker.gateway.router import WorkerConnection
 from broker.gateway.transactions import Transactions
@@ -170,6 +171,7 @@ class ClientConnection(Holder, asyncio.Protocol):
         self.client_name = ""
         most = gateway.settings.amqp.max_temporary_entities_per_connection
         self.holding = Holding(gateway.router, gateway.holders, most)
+        self.pinning = Pinning.BY_RECEIVERS
         self.carrier_bytes = 0
         self._socket_bytes = CONNECTION_BYTES
         self._read_bytes = 0  # TLS keeps a buffer as large as the largest read
@@ -451,6 +453,8 @@ class ClientConnection(Holder, asyncio.Protocol):
         desired = self.engine.desired_capabilities()
         self.engine.open([each for each in OFFERED if each in desired])
         log.info("connection opened", peer=self._peer, container=container_id[:100])
+        if self.pinning is not Pinning.NEVER:
+            self.pinning = Pinning.of(self.client_properties)
         if self.gateway.is_full:
             self.gateway.metrics.connections_refused += 1
             limit = self.gateway.max_connections

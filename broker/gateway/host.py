@@ -12,6 +12,7 @@ from broker.gateway.holding import Holding
 from broker.gateway.limits.large_answers import LargeAnswers
 from broker.gateway.message_ids import MessageIds
 from broker.gateway.namespace import Namespace
+from broker.gateway.pinning import Pinning
 from broker.gateway.returning import Returning
 from broker.gateway.rights import Rights
 from broker.gateway.router import Router
@@ -75,11 +76,13 @@ class Host(Turn, Protocol):
     `large_answers`: the room for these. `overrun`: links that may have more than their credit, for which the client may
     have to wait. `blocked`: links to post after the next output. `shut`: links to post after the client's next flow.
     `unsent`: the end of the output. `sessions`: the holder of each session, by queue id and session id. `client_name`:
-    the container id of the client's open. `holding`: the temporary entities that links hold.
+    the container id of the client's open. `holding`: the temporary entities that links hold. `pinning`: what pins its
+    sessions to an entity.
     """
 
     client_name: str
     holding: Holding
+    pinning: Pinning
 
     is_stalled: bool
     waiting_bytes: int

@@ -72,6 +72,12 @@ class Entity:
         self.updated_ms = other.updated_ms
 
     @property
+    def top_level(self) -> str:
+        """The name in lower case of the queue or topic; of a subscription that of its topic."""
+        description = self.description
+        return (description.topic if isinstance(description, SubscriptionDescription) else self.name).lower()
+
+    @property
     def is_partitioned(self) -> bool:
         return len(self.partitions) > 1
 

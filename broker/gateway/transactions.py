@@ -5,9 +5,10 @@ go to the partition of the first one, which keeps them until the discharge. The 
 as one request. The transaction ends with its discharge, or is rolled back when its coordinator link, session or
 connection ends.
 
-A client may want to receive from one entity and send to others in one transaction, wherever these live (amqp.md 10.4).
-Then messages for other partitions go to the transfer queue of the entity that the transaction began with. If it began
-with a send, they go to the transfer queue of the entity that the client receives from.
+A transaction is on one queue or topic, with its subscriptions. A client may want to receive from one and send to others
+in one transaction, wherever these live (amqp.md 10.4). If its session crosses entities (`broker.gateway.crossing`), the
+messages to others go to the transfer queue of the entity that the session is pinned to, or else of the one that the
+transaction began with, and go on from there after the commit.
 """
 
 import os
@@ -20,6 +21,7 @@ from broker.errors import (
     OutcomeUnknown,
     ServerBusy,
     TransactionRollback,
+    TransactionTimeout,
     TransactionUnknown,
 )
 from broker.gateway.namespace import Entity
@@ -38,9 +40,15 @@ from broker.wire import (
     pack_operations,
 )
 from protocol import error_texts
+from protocol.codec import decode_exactly
 from protocol.engine.links import Link
+from protocol.message.layout import unpack_layout
+from protocol.message.stored import annotation
+from protocol.symbols import VIA_PARTITION_KEY
 
 ID_BYTES = 16
+NOWHERE = -1  # no partition
+_VIA_PARTITION_KEY = VIA_PARTITION_KEY.encode()
 
 # Called with the error of each of some deliveries, None for one that was taken; or with None if all were.
 Answered = Callable[[Sequence[BrokerError | None] | None], None]
@@ -74,7 +82,7 @@ class Declaring(Protocol):
 
     def crosses_entities(self, link: Link) -> bool: ...
 
-    def first_received(self) -> Entity | None: ...
+    def pinned(self) -> Entity | None: ...
 
 
 class Transaction:
@@ -85,8 +93,8 @@ class Transaction:
         self.coordinator = coordinator
         self._turn = turn
         self._router = router
-        self._entity: Entity | None = None  # the entity of its first operation
-        self._partition = -1  # that of all operations, when there is one
+        self._entity: Entity | None = None  # that its session is pinned to, else that of its first operation
+        self._partition = NOWHERE  # that of all operations, when there is one
         self._key: bytes | None = None  # of all messages sent to partitioned entities
         self._begins = True
         self._failure: BrokerError | None = None
@@ -94,11 +102,16 @@ class Transaction:
         self._answered: list[list[tuple[int, Answered]]] = []  # by operation: numbers of deliveries, and whom to tell
 
     def join(self, entity: Entity, partition: int) -> None:
-        """Check that operations on this partition of this entity may join the transaction. Raises NotAllowed."""
-        if self._entity is None:
-            self._entity, self._partition = entity, partition
-        elif self._partition != partition:
-            raise NotAllowed(error_texts.SEVERAL_PARTITIONS)
+        """Check that operations on this partition of this entity may join the transaction. Raises NotAllowed.
+
+        Whether two entities happen to lie on one partition does not matter: users do not know where they lie.
+        """
+        if self._entity is not None and self._entity.top_level != entity.top_level:
+            crosses = self.coordinator.pinned() is not None
+            raise NotAllowed(error_texts.SEVERAL_TOP_LEVEL_ENTITIES if crosses else error_texts.SEVERAL_ENTITIES)
+        if self._partition not in (NOWHERE, partition):
+            raise NotAllowed(error_texts.SEVERAL_ENTITIES)
+        self._entity, self._partition = self._entity or entity, partition
 
     def send(self, sender: Sending, deliveries: Sequence[list[Any]], answered: Answered) -> None:
         """The messages of each delivery. On a partitioned entity all of them have the same key. Raises NotAllowed.
@@ -106,19 +119,18 @@ class Transaction:
         The transaction cannot be committed if one is refused, whether or not the client is told: the SDK for Java tells
         its user of every send in a transaction that it was done.
         """
-        queue = sender.queue
-        if sender.destination is None:
-            partition = self.partition_of(sender.entity, deliveries[0])
-        elif self._partition in sender.entity.partitions:
-            partition = self._partition  # any will do: the message waits there to be moved on
-        else:
-            partition = fragment_of(common_key(deliveries[0]) or b"", sender.entity.partitions)
-        through = self._through(sender, partition)
+        entity, queue = sender.entity, sender.queue
+        through = self._through(sender)
         if through is not None:
-            queue = through.transfer_queue
-            deliveries = [addressed(messages, sender.entity) for messages in deliveries]
+            deliveries = [addressed(messages, entity) for messages in deliveries]
+            entity, queue = through, through.transfer_queue
+        if through is None and sender.destination is None:
+            self.join(entity, self.partition_of(entity, deliveries[0]))
+        elif not entity.is_partitioned:
+            self.join(entity, entity.partition)
         else:
-            self.join(sender.entity, partition)
+            for messages in deliveries:
+                self.join(entity, self._fragment_for(entity, messages))
         last = self._operations[-1] if self._operations else None
         if isinstance(last, SendOperation) and last.queue == queue:
             last.deliveries.extend(deliveries)
@@ -129,7 +141,7 @@ class Transaction:
     def send_run(self, sender: Sending, run: bytes, count: int, answered: Answered) -> None:
         """As `send`, of a run to an entity that is not partitioned, whose messages are a delivery each."""
         entity = sender.entity
-        if self._through(sender, entity.partition) is None:
+        if self._through(sender) is None:
             self.join(entity, entity.partition)
             self._append(SendRunOperation(sender.queue, True, count, run), count, answered)
         else:
@@ -150,16 +162,21 @@ class Transaction:
         self._key = key
         return fragment_of(key, entity.partitions)
 
-    def _through(self, sender: Sending, partition: int) -> Entity | None:
-        """The entity through which this sender's messages go to another partition; None if they go directly."""
+    def _through(self, sender: Sending) -> Entity | None:
+        """The entity through which this sender's messages go to another; None if they go directly."""
         if sender.destination is not None or not self.coordinator.crosses_entities(sender.link):
             return None
-        if self._entity is None and (received := self.coordinator.first_received()) is not None:
-            key = self._key
-            if received.is_partitioned and key is None:
-                raise NotAllowed(error_texts.PARTITION_KEY_MISSING)
-            self._entity, self._partition = received, fragment_of(key or b"", received.partitions)
-        return None if self._partition == partition else self._entity
+        if self._entity is None:
+            self._entity = self.coordinator.pinned()
+        base = self._entity
+        return None if base is None or base.top_level == sender.entity.top_level else base
+
+    def _fragment_for(self, entity: Entity, messages: list[Any]) -> int:
+        """The fragment on which messages wait that go through this entity: any will do, but the first may name one."""
+        named = _via_key(messages[0])
+        if named is None and self._partition in entity.partitions:
+            return self._partition
+        return fragment_of(named or common_key(messages) or b"", entity.partitions)
 
     def settle(
         self,
@@ -197,7 +214,7 @@ class Transaction:
 
     def post(self) -> None:
         """Send what has gathered to the partition."""
-        if not self._operations or self._entity is None:
+        if not self._operations:
             return
         operations, self._operations = self._operations, []
         answered, self._answered = self._answered, []
@@ -220,7 +237,12 @@ class Transaction:
         self._ask("transact", 0, [self.id, begins, pack_operations(operations)], reply)
 
     def _ask(self, name: str, queue: int, arguments: list[Any], reply: Reply) -> None:
-        self._router.request(self._partition, name, queue, arguments, reply, self._turn)
+        def answer(result: Any, error: BrokerError | None) -> None:
+            if isinstance(error, TransactionTimeout):  # the partition does not know the id
+                error = TransactionTimeout(error_texts.transaction_timed_out(self.id))
+            reply(result, error)
+
+        self._router.request(self._partition, name, queue, arguments, answer, self._turn)
 
     def fail(self, error: Exception) -> None:
         """Note the error: the transaction cannot be committed any more."""
@@ -232,7 +254,7 @@ class Transaction:
         failure = self._failure if commit else None
         if failure is not None:
             self.discharge(False, lambda result, error: reply(None, failure))
-        elif self._entity is None:
+        elif self._partition == NOWHERE:
             reply(None, None)  # the transaction has no operations
         else:
             answer = _after_commit(reply) if commit else _after_rollback(reply)
@@ -257,6 +279,13 @@ def _after_rollback(reply: Reply) -> Reply:
         reply(result, None if isinstance(error, ServerBusy | OutcomeUnknown) else error)
 
     return answer
+
+
+def _via_key(message: Sequence[Any]) -> bytes | None:
+    """What chooses the fragment of a partitioned entity through which this message goes, if its sender says so."""
+    layout, body, _, _ = message
+    value = annotation(body[: unpack_layout(layout).annotation_bytes], _VIA_PARTITION_KEY)
+    return None if value is None else str(decode_exactly(value)).encode()
 
 
 def _deliveries_of(run: bytes) -> list[list[Any]]:
@@ -297,7 +326,7 @@ class Transactions:
         """Raises TransactionUnknown."""
         transaction = self._by_id.get(transaction_id)
         if transaction is None:
-            raise TransactionUnknown("The transaction was not declared on this connection, or has ended.")
+            raise TransactionUnknown(error_texts.TRANSACTION_UNKNOWN)
         return transaction
 
     def take(self, transaction_id: bytes) -> Transaction:

@@ -70,7 +70,8 @@ QUIET_S = 1.5  # after so long without a message there may be none
 EVERYTHING = 1 << 20
 DRAIN_S = 30.0  # for the answer to a drain
 REFUSED_S = 0.05  # a sender that was refused pauses, as clients do that are told to come back later
-UNDONE = ("amqp:transaction:rollback", "amqp:transaction:timeout", "amqp:transaction:unknown-id")
+# The second is the answer if it took too long.
+UNDONE = ("amqp:transaction:rollback", "amqp:not-allowed", "amqp:transaction:unknown-id")
 SEQUENCE_NUMBER = Symbol("x-opt-sequence-number")
 PARTITION_KEY = Symbol("x-opt-partition-key")
 

@@ -47,10 +47,12 @@ def _response_in(payload: bytes) -> Response:
 class Node:
     """A pair of links to one node. Requests are numbered; their responses come in any order."""
 
-    def __init__(self, peer: RawPeer, address: str, credit: int = 100) -> None:
+    def __init__(self, peer: RawPeer, address: str, credit: int = 100, *, responses_on: int = 0) -> None:
+        """`responses_on`: the channel of the session that has the link for responses."""
         self._peer = peer
         self._number = 0
-        self.receiver = peer.attach_receiver(address, credit)
+        self._reply_to = [None, None, None, "here"] if responses_on else []
+        self.receiver = peer.attach_receiver(address, credit, channel=responses_on)
         self.sender = peer.attach_sender(address)
 
     def say(self, operation: Any, body: Any = None, *, state: Any = None, **properties: Any) -> None:
@@ -60,7 +62,7 @@ class Node:
         request = b"".join(
             encode(Described(ULong(code), section))
             for code, section in (
-                (0x73, [UUID(int=self._number)]),
+                (0x73, [UUID(int=self._number), *self._reply_to]),
                 (0x74, {"operation": operation, **named}),
                 (0x77, body),
             )

@@ -177,43 +177,45 @@ def test_without_a_receiver_the_first_that_is_sent_to_takes_it_for_the_others(ru
     run(story)
 
 
-def test_messages_of_two_partitions_cannot_be_settled_in_one_transaction(run, crossing_broker):
+@pytest.mark.parametrize("other", [BESIDE, FAR])
+def test_messages_of_two_entities_cannot_be_settled_in_one_transaction(run, crossing_broker, other):
     async def story(connection):
         await fill(crossing_broker, "here")
-        await (await connection.sender(FAR)).send(said("far"))
+        await (await connection.sender(other)).send(said("other"))
         async with connected(crossing_broker) as another:
+            here, there = [await another.receiver(name, credit=0) for name in (HERE, other)]
             coordinator = await another.coordinator()
-            here, far = [await another.receiver(name, credit=0) for name in (HERE, FAR)]
-            [first], [second] = await here.fetch(1, PATIENCE_S), await far.fetch(1, PATIENCE_S)
+            [first], [second] = await here.fetch(1, PATIENCE_S), await there.fetch(1, PATIENCE_S)
             transaction = await coordinator.declare()
             await here.accept(first, transaction)
             with pytest.raises(SettlementRefused) as raised:
-                await far.accept(second, transaction)
+                await there.accept(second, transaction)
             assert raised.value.condition == conditions.NOT_ALLOWED
             await coordinator.commit(transaction)
             another.abort()
-        assert await arrived(crossing_broker, FAR, 1) == ["far"]
+        assert await arrived(crossing_broker, other, 1) == ["other"]
 
     run(story)
 
 
-def test_a_message_to_the_transactions_own_partition_goes_directly(run, crossing_broker):
+def test_a_message_to_the_transactions_own_entity_goes_directly_and_one_to_others_does_not(run, crossing_broker):
     async def story(connection):
         await fill(crossing_broker, "here")
-        await (await connection.sender(FAR)).send(said("far"))
-        async with connected(crossing_broker) as another:
-            coordinator = await another.coordinator()
-            await another.receiver(HERE, credit=0)
-            far, sender = await another.receiver(FAR, credit=0), await another.sender(FAR)
-            [received] = await far.fetch(1, PATIENCE_S)
-            transaction = await coordinator.declare()
-            await far.accept(received, transaction)
+        coordinator = await connection.coordinator()
+        receiver = await connection.receiver(HERE, credit=0)
+        senders = [await connection.sender(name) for name in (HERE, BESIDE)]
+        [received] = await receiver.fetch(1, PATIENCE_S)
+        transaction = await coordinator.declare()
+        await receiver.accept(received, transaction)
+        for sender in senders:
             await sender.send(said("again"), transaction)
-            await coordinator.commit(transaction)
-            [again] = await far.fetch(1, PATIENCE_S)
-            assert "x-opt-enqueue-sequence-number" not in again.message().annotations
-            await far.accept(again)
-        assert await arrived(crossing_broker, HERE, 1) == ["here"]
+        await coordinator.commit(transaction)
+        async with connected(crossing_broker) as another:
+            for name, is_direct in ((HERE, True), (BESIDE, False)):
+                reader = await another.receiver(name, credit=0)
+                [again] = await reader.fetch(1, PATIENCE_S)
+                assert ("x-opt-enqueue-sequence-number" not in again.message().annotations) is is_direct
+                await reader.accept(again)
 
     run(story)
 

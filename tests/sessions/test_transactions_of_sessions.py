@@ -22,6 +22,7 @@ from tests.end_to_end.raw_peer import (
     TRANSFER,
     RawPeer,
     body_of,
+    error_of,
     outcome,
 )
 from tests.end_to_end.raw_requests import Node
@@ -67,6 +68,12 @@ class Story:
         assert response.status == 200
         [number] = response.body["sequence-numbers"]
         return number
+
+    def scheduled(self):
+        """The bodies of messages that are scheduled."""
+        peeked = self.ask("peek-message", {"from-sequence-number": 0, "message-count": 10}, transacts=False)
+        bodies = [body_of(bytes(each["message"])) for each in peeked.body["messages"]]
+        return [body for body in bodies if body not in (b"1", b"2")]
 
     def dispose(self, frame, status):
         tokens = Array(UUID, (uuid_of(bytes(frame.fields[2])),))
@@ -142,38 +149,56 @@ def test_a_message_scheduled_in_a_transaction_comes_if_it_is_committed(story, co
     )
 
 
-def test_cancelling_is_no_part_of_a_transaction_and_done_at_once(story):
-    """amqp.md 10.3: it is not among what can join. A message that is not committed yet cannot be cancelled."""
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_cancellation_is_done_with_the_commit(story, commits):
+    """A message that is not committed yet cannot be cancelled."""
     uncommitted = story.schedule(b"never mind", 3600)
     body = {"sequence-numbers": Array(Long, (uncommitted,))}
     assert story.ask("cancel-scheduled-message", body).status == 404
     story.end()
-    again = story.coordinator.declare()
-    story.transaction = again
+    story.transaction = story.coordinator.declare()
     assert story.ask("cancel-scheduled-message", body).status == 200
-    story.end(fail=True)
-    assert story.ask("cancel-scheduled-message", body, transacts=False).status == 404
+    assert story.ask("cancel-scheduled-message", body).status == 404  # it is cancelled already
+    [peeked] = story.scheduled()
+    assert peeked == b"never mind"
+    story.end(fail=not commits)
+    assert story.scheduled() == ([] if commits else [b"never mind"])
+    assert story.ask("cancel-scheduled-message", body, transacts=False).status == (404 if commits else 200)
 
 
-def test_the_lock_is_renewed_and_the_state_is_set_within_a_transaction_and_stay_so(story):
-    """They are done at once (amqp.md 10.3), whatever becomes of the transaction."""
+@pytest.mark.parametrize("commits", [True, False])
+def test_the_state_of_a_session_is_set_with_the_commit(story, commits):
+    story.ask("set-session-state", {"session-id": "a", "session-state": b"before"}, transacts=False)
     story.settle(story.locked[0], outcome(ACCEPTED))
-    assert story.ask("renew-session-lock", {"session-id": "a"}).status == 200
     assert story.ask("set-session-state", {"session-id": "a", "session-state": b"half"}).status == 200
-    story.end(fail=True)
-    assert story.ask("get-session-state", {"session-id": "a"}, transacts=False).body == {"session-state": b"half"}
+    assert story.ask("set-session-state", {"session-id": "a", "session-state": b"whole"}).status == 200
+    for transacts in (True, False):
+        state = story.ask("get-session-state", {"session-id": "a"}, transacts=transacts)
+        assert state.body == {"session-state": b"before"}
+    story.end(fail=not commits)
+    state = story.ask("get-session-state", {"session-id": "a"}, transacts=False).body
+    assert state == {"session-state": b"whole" if commits else b"before"}
     story.ask("set-session-state", {"session-id": "a", "session-state": None}, transacts=False)
 
 
-def test_a_session_and_a_plain_queue_take_part_together(story):
+def test_the_lock_is_renewed_at_once_and_stays_so(story):
+    """A lock must not end because its renewal waits for the commit."""
+    until = story.ask("renew-session-lock", {"session-id": "a"}).body["expiration"]
+    time.sleep(0.01)
+    again = story.ask("renew-session-lock", {"session-id": "a"}).body["expiration"]
+    assert again > until
+    story.end(fail=True)
+    assert story.ask("set-session-state", {"session-id": "a", "session-state": None}, transacts=False).status == 200
+
+
+def test_a_session_and_a_plain_queue_take_no_part_together(story):
+    """Although they lie on one partition."""
     plain = story.peer.attach_sender(PLAIN)
-    story.peer.transfer(in_session(None, b"plain"), plain, state=within(story.transaction))
-    assert answer_of(story.peer.expect(DISPOSITION)) == "in the transaction"
     story.settle(story.locked[0], outcome(ACCEPTED))
-    story.end()
-    assert story.left() == [b"2"]
-    story.peer.attach_receiver(PLAIN, credit=1)
-    assert body_of(story.peer.expect(TRANSFER).payload) == b"plain"
+    story.peer.transfer(in_session(None, b"plain"), plain, state=within(story.transaction))
+    assert answer_of(story.peer.expect(DISPOSITION)) == "amqp:not-allowed"
+    story.end(fail=True)
+    assert story.left() == [b"1", b"2"]
 
 
 @pytest.mark.parametrize("end", ["coordinator", "session", "close", "break"])
@@ -221,14 +246,22 @@ def test_a_transaction_that_takes_too_long_is_rolled_back_and_who_goes_on_is_tol
 
         def timed_out():
             response = story.ask("schedule-message", {"messages": [{"message": in_session("b", b"late")}]})
-            return response.status == 408 and response
+            return response.status == 400 and response
 
         response = eventually(timed_out, "the transaction has timed out")
-        assert response.condition == "amqp:transaction:timeout"
+        assert response.condition == "amqp:not-allowed"
+        text = (
+            f"No active Transaction was found for ID 'txn:{story.transaction.hex()}'. The Transaction may have timed "
+            "out or attempted to span multiple top-level entities such as Queue or Topic. The server Transaction "
+            "timeout is: 00:02:00."
+        )
+        assert response.description.startswith(text)
+        # Renewals are done at once, so that the locks do not end with it.
+        assert story.ask("renew-session-lock", {"session-id": "a"}).status == 200
         peer.transfer(in_session("a", b"late"), story.sender, state=within(story.transaction))
-        assert answer_of(peer.expect(DISPOSITION)) == "amqp:transaction:timeout"
+        assert error_of(peer.expect(DISPOSITION))[1].startswith(text)
         peer.settle(story.locked[1].fields[1], state=within(story.transaction, outcome(ACCEPTED)))
-        assert answer_of(peer.expect(DISPOSITION)) == "amqp:transaction:timeout"
-        assert story.coordinator.discharge(story.transaction) == "amqp:transaction:timeout"
+        assert answer_of(peer.expect(DISPOSITION)) == "amqp:not-allowed"
+        assert story.coordinator.discharge(story.transaction) == "amqp:not-allowed"
         assert story.coordinator.discharge(story.transaction) == "amqp:transaction:unknown-id"
         assert story.left() == [b"1", b"2"]

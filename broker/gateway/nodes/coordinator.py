@@ -4,9 +4,9 @@ from typing import Any
 
 from broker.errors import BrokerError, NotAllowed, QuotaExceeded
 from broker.gateway.conditions import condition_of
+from broker.gateway.crossing import Crossing
 from broker.gateway.host import Host
 from broker.gateway.links.intake import Intake
-from broker.gateway.links.receivers import ClientReceiver
 from broker.gateway.namespace import Entity
 from broker.gateway.transactions import Transaction
 from protocol.engine.deliveries import ACCEPTED, Delivery, declare, forget, settle
@@ -29,9 +29,7 @@ class Coordinator(Intake):
         self.connection = connection
         self.link = link
         self._discharging = 0  # discharges that wait for the partition
-        # A client asks for transactions across entities by attaching this link before any other of its session (amqp.md
-        # 10.4).
-        self._crosses_entities = len(link.session.links) == 1
+        self._crossing = Crossing.of(link, connection.pinning)
 
     @property
     def waiting(self) -> int:
@@ -39,12 +37,13 @@ class Coordinator(Intake):
 
     def crosses_entities(self, link: Link) -> bool:
         """True if sends on this link may go through the entity of their transaction."""
-        return self._crosses_entities and link.session is self.link.session
+        return self._crossing.crosses and link.session is self.link.session
 
-    def first_received(self) -> Entity | None:
-        """The entity that the oldest receiver of the session receives from."""
-        bound = (link.context for link in self.link.session.links)
-        return next((each.entity for each in bound if isinstance(each, ClientReceiver)), None)
+    def pinned(self) -> Entity | None:
+        """The entity that the session is pinned to, if it crosses entities: see `Crossing`."""
+        entity = self._crossing.pinned(self.link.session)
+        # One that was deleted and created again is another object.
+        return entity and (self.connection.gateway.namespace.at(entity.name) or entity)
 
     def on_message(self, delivery: Delivery, payload: bytes, batch: bool, settled: bool, state: int) -> None:
         try:

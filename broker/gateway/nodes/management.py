@@ -186,7 +186,7 @@ class ManagementRequests(RequestLink):
             self._ask(request, answer, lambda result: encode({partition: result}), name, *only, partition=partition)
             return
         if self.transaction is not None and name in _IN_TRANSACTIONS:
-            raise NotAllowed(error_texts.SEVERAL_PARTITIONS)
+            raise NotAllowed(error_texts.SEVERAL_ENTITIES)
         results: dict[int, Any] = {}
         errors: list[BrokerError] = []
 
@@ -546,8 +546,9 @@ class ManagementRequests(RequestLink):
         self._ask_each(request, answer, encode, "counts", wanted)
 
 
-# Requests that can be a part of a transaction (amqp.md 10.3); others are done at once.
-_IN_TRANSACTIONS = frozenset(("schedule", "settle"))
+# Requests that can be a part of a transaction (amqp.md 10.3). Others are done at once: a lock must not end because its
+# renewal waits for the commit.
+_IN_TRANSACTIONS = frozenset(("schedule", "cancel-scheduled", "settle", "set-session-state"))
 
 # Requests that may name a session.
 _OF_SOME_SESSION = (

@@ -10,6 +10,7 @@ import uuid
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from broker.gateway.connection import ClientConnection, Home
+from broker.gateway.pinning import Pinning
 from broker.gateway.rights import Rights
 from protocol.client.errors import ConnectionLost, LinkDetached
 from protocol.client.links import Sender
@@ -81,6 +82,7 @@ class Inside:
         loop = asyncio.get_running_loop()
         inner = ClientConnection(self._gateway)
         inner.rights = Rights(everything=True)
+        inner.pinning = Pinning.NEVER  # requests of all kinds share its sessions
         client = Connection(Anonymous(), "gateway", f"http-{uuid.uuid4().hex}", ANSWER_SECONDS, IDLE_TIME_OUT_MS)
         await loop.connect_accepted_socket(lambda: inner, there)
         await loop.create_unix_connection(lambda: client, sock=here)

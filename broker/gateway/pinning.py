@@ -1,0 +1,19 @@
+"""What pins the sessions of a client that cross entities (`broker.gateway.crossing`), by who the client is."""
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+
+class Pinning(Enum):
+    """What pins a client's sessions."""
+
+    NEVER = 0  # they do not cross entities, in whatever order their links are attached
+    BY_RECEIVERS = 1
+    BY_LINKS = 2
+
+    @classmethod
+    def of(cls, open_properties: Mapping[Any, Any]) -> "Pinning":
+        """That of the client that sent these open properties: Azure's SDKs name themselves in two of them."""
+        named = any("azsdk-" in str(open_properties.get(name, "")) for name in ("user-agent", "product"))
+        return cls.BY_LINKS if named else cls.BY_RECEIVERS
