@@ -383,7 +383,7 @@ class SessionModel(RuleBasedStateMachine):
                     self.accept(queue, sent, number)
             elif kind == "state":
                 _, session, state = operation
-                self.set(session, state)
+                self.keep_state(session, state)
             else:
                 tokens, outcome, properties, _ = operation
                 for token in tokens:
@@ -391,7 +391,7 @@ class SessionModel(RuleBasedStateMachine):
                     assert m is not None
                     self.settled(queue, m, outcome, properties)
 
-    def set(self, session: str, state: bytes | None) -> None:
+    def keep_state(self, session: str, state: bytes | None) -> None:
         self.states.pop(session, None)
         if state:
             self.states[session] = (state, self.now_ms)

@@ -347,7 +347,7 @@ class SessionQueue(SessionModel):
             assert self.driver.of_session("get-session-state", session, receiver=name) == before
         with self.held(name, session):
             self.driver.of_session("set-session-state", session, state, receiver=name)
-            self.set(session, state)
+            self.keep_state(session, state)
         self.turn()
 
     @some(Place.DEFERRED, MAIN)
