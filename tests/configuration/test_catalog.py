@@ -1,6 +1,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from broker.catalog.catalog import (
     CannotReconcile,
@@ -686,3 +687,14 @@ def test_properties_that_came_later_are_stored_only_where_they_are_set(descripti
             changed = Definition(1, description.model_copy(update={name: value}), T0, T0, (0,))
             assert changed.document().keys() - document.keys() == {name}
             assert Definition.from_document(decode_document(encode_document(changed.document()))) == changed
+
+
+@pytest.mark.parametrize("name", ["s$client$D", "s$$D", "s$a.b:c@d-e~f$D", "s$c$ND", "s" * 50 + "$" + "c" * 207 + "$D"])
+def test_subscriptions_are_named_as_clients_of_jms_make_them(name):
+    assert subscription(name, "news").path == f"news/Subscriptions/{name}"
+
+
+@pytest.mark.parametrize("name", ["s" * 51, "s" * 51 + "$c$D", "$c$D", "s$c", "s$c$E", "s$c d$D", "s$c/d$D", "s$c$D$D"])
+def test_other_names_with_a_client_id_are_refused(name):
+    with pytest.raises(ValidationError):
+        subscription(name, "news")

@@ -1,13 +1,16 @@
 """What clients of JMS say on the wire, as Qpid JMS does it: delivery delays, subscribers, temporary entities."""
 
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from protocol.codec import Array, Described, Int, Long, Symbol, UInt, ULong, array
-from tests.brokers import Broker
+from protocol.nodes.sas_tokens import generate
+from tests.brokers import KEY, KEY_NAME, Broker
 from tests.end_to_end.raw_peer import (
     ATTACH,
     DETACH,
@@ -22,7 +25,7 @@ from tests.end_to_end.raw_peer import (
     message,
 )
 from tests.end_to_end.raw_requests import Node
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 from tests.sessions.raw_sessions import annotations_of
 
 CONFIG = """
@@ -461,6 +464,38 @@ def test_a_client_that_does_not_wait_for_the_end_of_its_subscription_harms_nobod
         peer.expect(END)
     paths = [f"news/Subscriptions/hasty{number}${CLIENT}$D" for number in range(3)]
     eventually(lambda: not any(is_there(jms_broker, path) for path in paths), "all are gone")
+
+
+def over_http(broker: Broker, method: str, path: str) -> int:
+    """The status of the answer to who may do everything."""
+    token = generate("sb://localhost/", KEY_NAME, KEY, int(time.time()) + 60)
+    url = f"http://localhost:{broker.http_port}/{path}"
+    request = urllib.request.Request(url, method=method, headers={"Authorization": token})
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_what_a_client_has_made_is_an_entity_as_others_for_administration_clients(
+    jms_broker: Broker, connect: Connect
+) -> None:
+    peer = connect(CLIENT)
+    end(peer, subscribe(peer, "news", "web", durable=True), closed=False)
+    for path in (f"news/Subscriptions/web${CLIENT}$D", f"news/subscriptions/web%24{CLIENT}%24D"):
+        assert over_http(jms_broker, "GET", f"{path}?api-version=2021-05") == 200
+    publish(jms_broker, "news", b"1")
+    assert over_http(jms_broker, "DELETE", f"{path}/messages/head") == 200
+    assert over_http(jms_broker, "DELETE", f"{path}?api-version=2021-05") == 200
+    assert not is_there(jms_broker, f"news/Subscriptions/web${CLIENT}$D")
+
+
+def test_a_temporary_queue_takes_messages_over_http_and_gives_none(jms_broker: Broker, connect: Connect) -> None:
+    _, address = make(connect())
+    assert over_http(jms_broker, "POST", f"{address}/messages") == 201
+    assert over_http(jms_broker, "DELETE", f"{address}/messages/head") == 401
+    assert over_http(jms_broker, "GET", f"{address}?api-version=2021-05") == 200
 
 
 def names(broker: Broker, prefix: str) -> list[str]:

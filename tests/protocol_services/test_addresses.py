@@ -110,6 +110,7 @@ def test_other_paths_are_not_subscriptions(text):
         "q" * 261,
         "t" * 261 + "/subscriptions/s",
         "t/subscriptions/" + "s" * 51,
+        "t/subscriptions/s$" + "c" * 257 + "$D",
         "q" * (MAX_ADDRESS_CHARACTERS + 1),
     ],
 )
@@ -118,7 +119,14 @@ def test_addresses_that_can_name_nothing_are_refused(text):
         parse(text)
 
 
-@pytest.mark.parametrize("text", ["q" * 260, "t" * 260 + "/subscriptions/" + "s" * 50 + "/$deadletterqueue"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "q" * 260,
+        "t" * 260 + "/subscriptions/" + "s" * 50 + "/$deadletterqueue",
+        "t/subscriptions/s$" + "c" * 256 + "$D/$deadletterqueue",
+    ],
+)
 def test_names_as_long_as_is_allowed_are_taken(text):
     assert parse(text).path == text.removesuffix("/$deadletterqueue")
 
