@@ -4,13 +4,18 @@ Only links of a connection that holds an entity may receive from it. The home kn
 (`broker.worker.temporary`).
 """
 
+import asyncio
 from collections.abc import Iterator
+from functools import partial
 
 from broker.catalog.catalog import HOME
-from broker.errors import BrokerError, QuotaExceeded
+from broker.errors import BrokerError, QuotaExceeded, ServerBusy
 from broker.gateway.router import CHANGE_CATALOG, Router
 from protocol import error_texts
 from protocol.engine.links import Link
+
+# A home that does not take a release, because it has stood still for long, is told again after this time.
+AGAIN_SECONDS = 1.0
 
 
 class Holding:
@@ -42,12 +47,17 @@ class Holding:
         self._entities.pop(link, None)
         number = self._numbers_of.pop(link, None)
         if number is not None:
-            # If this is lost, so is the connection to the home, and with it all that this gateway holds.
-            self._router.request(HOME, CHANGE_CATALOG, 0, ["release", number], _ignore)
+            _release(self._router, number)
 
     def __contains__(self, entity_id: int) -> bool:
         return entity_id in self._entities.values()
 
 
-def _ignore(result: object, error: BrokerError | None) -> None:
-    """Nobody waits for it."""
+def _release(router: Router, number: int) -> None:
+    router.request(HOME, CHANGE_CATALOG, 0, ["release", number], partial(_released, router, number))
+
+
+def _released(router: Router, number: int, result: object, error: BrokerError | None) -> None:
+    """If the connection to the home is lost, so is all that this gateway holds (`OutcomeUnknown`)."""
+    if isinstance(error, ServerBusy):
+        asyncio.get_running_loop().call_later(AGAIN_SECONDS, _release, router, number)

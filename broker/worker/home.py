@@ -29,7 +29,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from broker import wire
 from broker.catalog.catalog import HOME, Definition, catalog_version, definition, definitions, next_entity_id
 from broker.catalog.changing import Changing, Limits, described
-from broker.errors import EntityAlreadyExists, EntityNotFound, InvalidArgument, ServerBusy
+from broker.errors import EntityAlreadyExists, EntityNotFound, InvalidArgument, QuotaExceeded, ServerBusy
 from broker.logging import get_logger
 from broker.namespace.entities import SubscriptionDescription
 from broker.namespace.rule_descriptions import DEFAULT_RULE
@@ -37,7 +37,7 @@ from broker.partition.partition import Partition
 from broker.wire import Answer, Ask, Changed, Deleted, Keep, Rules
 from broker.worker.copies import Copies, warn_of_other_store
 from broker.worker.moves import Move, Moves
-from broker.worker.temporary import Temporaries
+from broker.worker.temporary import LAST_ID, Temporaries
 from broker.worker.unused import UnusedEntities
 from storage.records import KNOWN_STORES_KEY, decode_document, encode_document, entity_key
 from storage.store import Store, Table
@@ -375,6 +375,8 @@ class Home(Generic[C]):
             self._changing.check_first_rules(new, rules)
         elif topic is not None:
             rules = [DEFAULT_RULE.document(now_ms)]
+        if temporary and new.entity_id > LAST_ID:
+            raise QuotaExceeded(f"The namespace has made {LAST_ID} entities, and makes no further temporary ones.")
         document = new._replace(temporary=temporary).document()
         return ["put", document, rules], document
 

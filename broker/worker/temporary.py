@@ -11,6 +11,10 @@ from typing import Generic, TypeVar
 
 C = TypeVar("C", bound=Hashable)
 
+# Ids of entities are never given twice, and there are 2**29. Temporary entities leave half of them to the others: at
+# ten in each second, these are made for ten months.
+LAST_ID = 1 << 28
+
 
 class Temporaries(Generic[C]):
     """A caller (C) is a gateway."""

@@ -666,6 +666,14 @@ def test_a_second_answer_waits_for_the_creation_by_the_first(broker: Broker) -> 
     assert [done.caller for done in broker.home.take_done()] == [GATEWAY, "other"]
 
 
+def test_temporary_entities_do_not_use_up_the_ids(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.worker.home.LAST_ID", next_entity_id(broker.stores[0]))
+    provide(broker, 1)
+    with pytest.raises(QuotaExceeded):
+        provide(broker, 2, "more")
+    assert broker.change("create", "queue", {"name": "more"}, None) is not None
+
+
 def test_definitions_that_are_not_temporary_are_stored_as_before(broker: Broker) -> None:
     provide(broker, 1)
     for item in definitions(broker.stores[0]):
