@@ -53,7 +53,7 @@ def _entity(kind: str, name: str, settings: Mapping[str, object]) -> str:
     return f"[[{kind}]]\n" + "".join(lines)
 
 
-def _rule(login: tuple[str, str], right: str) -> str:
+def rule(login: tuple[str, str], right: str) -> str:
     name, key = login
     return (
         "[[security.authorization_rules]]\n"
@@ -71,6 +71,7 @@ class SecureBroker(Broker):
     def __init__(self, directory: Path, config: str, workers: int | None = WORKERS) -> None:
         """Raises CannotListen."""
         self.https_host = free_host()
+        self.amqp_host = "127.0.0.1"
         self.authority = Authority(directory / "authority")
         certificate, key = self.authority.issue("server", [self.https_host, "localhost"], is_server=True)
         secure = (
@@ -110,7 +111,7 @@ def broker(directory: Path, *, partitioned: bool) -> SecureBroker:
 
 
 def _broker_config() -> str:
-    parts = [_rule(LISTENER, "Listen"), _rule(SENDER, "Send")]
+    parts = [rule(LISTENER, "Listen"), rule(SENDER, "Send")]
     for scenario in SCENARIOS:
         if scenario.topic is not None:
             parts.append(_entity("topics", scenario.entity, scenario.topic))
@@ -143,7 +144,7 @@ def program_config(broker: SecureBroker, *, partitioned: bool) -> dict[str, obje
         "secure": broker.secure_connection_string,
         "secure_listen_only": broker.secure_connection_string.replace(KEY_NAME, LISTENER[0]).replace(KEY, LISTENER[1]),
         "authority": str(broker.authority.certificate_file),
-        "host": "127.0.0.1",
+        "host": broker.amqp_host,
         "port": broker.amqp_port,
         "key_name": KEY_NAME,
         "key": KEY,

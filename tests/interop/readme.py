@@ -38,6 +38,9 @@ With PEEKLOCK_REQUIRE_INTEROP=1 the tests install by themselves, and fail where 
 partitioned entities have in `partitioned_scenarios.py`; `python/`, `javascript/`, `go/`, `java/` and `proton/` hold the
 programs. All run as `program SCENARIO...`, read connection strings as JSON from PEEKLOCK_INTEROP and print a line of
 JSON for each scenario.
+
+What frameworks of JMS do (Spring, Camel, Azure's library, and Qpid JMS with topics and temporary queues) is in
+`test_jms_frameworks.py`, as checks of one program of its own; what Celery does is in `test_celery.py`.
 """
 
 

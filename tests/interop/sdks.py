@@ -163,6 +163,8 @@ PROGRAMS = {
     "proton": _program("proton", _VENV_PYTHON, HERE / "proton" / "program.py"),
 }
 
+JMS_FRAMEWORKS = _java_program("programs", "peeklock.JmsFrameworks")
+
 OUTAGES = {
     "python": _program("python-7.15.0", _VENV_PYTHON, HERE / "python" / "outage.py"),
     "javascript": _program("javascript", "node", Path("programs/outage.js")),
