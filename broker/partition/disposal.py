@@ -32,6 +32,7 @@ from storage.seen_ids import free_ids
 from storage.store import Store, Table
 
 STATES = 8  # at once: each may be large
+STEP = 128  # rows that one turn deletes: all that is sent to the partition waits for the turn
 
 
 def discard(core: Core, entity_id: int, topic_id: int | None, now_ms: int) -> None:
@@ -49,7 +50,7 @@ def free_later(core: Core, entity_id: int, topic_id: int | None, now_ms: int) ->
 
 def free(core: Core, entity_id: int, now_ms: int) -> None:
     """The timer: delete a step of the messages of a deleted entity; at the end forget the entity."""
-    store, step, first, end = core.store, core.step(), queue_id_of(entity_id), queue_id_of(entity_id + 1)
+    store, step, first, end = core.store, _step(core), queue_id_of(entity_id), queue_id_of(entity_id + 1)
     topic_id = core.deleted[entity_id]
     core.turn.work += step
     if items := store.scan(Table.QUEUE, queue_key(first, 0, 0), queue_key(end, 0, 0), step):
@@ -97,6 +98,10 @@ def free(core: Core, entity_id: int, now_ms: int) -> None:
     core.timers.arm(now_ms, (first, Due.DELETION))
 
 
+def _step(core: Core) -> int:
+    return min(core.step(), STEP)
+
+
 def _name(core: Core, entity_id: int) -> None:
     if (terms := core.terms.get(entity_id)) is not None:
         core.journal.named(entity_id, terms.name)
@@ -129,7 +134,7 @@ def tidy_later(core: Core, entity_id: int, now_ms: int) -> None:
 
 def tidy(core: Core, entity_id: int, now_ms: int) -> None:
     """The timer: a step of that."""
-    if keys := arrived_rows(core.store, entity_id, core.step()):
+    if keys := arrived_rows(core.store, entity_id, _step(core)):
         core.turn.work += len(keys)
         core.store.delete_many(Table.META, keys)
         tidy_later(core, entity_id, now_ms)

@@ -172,6 +172,19 @@ def test_a_deleted_queue_is_gone_at_once_and_freed_step_by_step():
     assert queue.held() == [0, 0, 0, 0]
 
 
+def test_a_turn_frees_little_of_a_deleted_queue():
+    """What is sent to others on the partition waits for the turn."""
+    queue = Driver()
+    queue.send(*[message(b"m") for _ in range(500)])
+    queue.partition.delete_entity(ENTITY, queue.now_ms)
+    left = [500]
+    while queue.store.scan(Table.QUEUE, b"\0", b"\xff" * 14, 1):
+        queue.partition.advance(queue.now_ms)
+        queue.partition.commit()
+        left.append(len(queue.store.scan(Table.QUEUE, b"\0", b"\xff" * 14, 1000)))
+    assert left == [500, 372, 244, 116, 0]
+
+
 def test_freeing_a_deleted_queue_goes_on_after_a_restart():
     queue = Driver(settings=PartitionSettings(step=2))
     queue.send(*"abcdefg")
