@@ -30,6 +30,7 @@ from typing import Any, NoReturn
 
 from broker.pulse import Pulse as Pulse
 from broker.settings.config import Settings
+from storage.heap import Freed as Freed
 from storage.heap import give_back_freed as give_back_freed
 from storage.heap import keep_freed as keep_freed
 from storage.parent import die_with_parent

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from broker.child import Instructions, announce_ready, give_back_freed
+from broker.child import Freed, Instructions, announce_ready, give_back_freed
 from broker.gateway.connection import ClientConnection
 from broker.gateway.limits.budget import TLS_BYTES, Budget, Holder
 from broker.gateway.limits.descriptors import allowed_connections
@@ -236,6 +236,7 @@ class Gateway:
 
     async def _tick(self) -> None:
         given_back_s = 0.0
+        freed = Freed()
         while True:
             await asyncio.sleep(TICK_SECONDS)
             now_s = time.monotonic()
@@ -243,6 +244,7 @@ class Gateway:
             if now_s - given_back_s > GIVE_BACK_SECONDS and self.budget.has_freed_much():
                 given_back_s = now_s
                 give_back_freed()  # it lies between what others hold, so the C library does not do it by itself
+            freed.look(now_s)
             for connection in list(self.connections):
                 connection.look_after()
                 if connection.next_tick_ms <= now_ms:

@@ -77,6 +77,7 @@ from broker.worker.neighbours import Neighbours, Replies
 from broker.worker.parked import ParkedPartition
 from broker.worker.peer import COPIED_BYTES, Peer
 from broker.worker.shortages import Shortages
+from storage.heap import Freed
 from storage.log.commit_log import LogUsage
 from storage.records import NAMESPACE_ID_BYTES, NEVER, decode_document
 from storage.store import Store, StoreError, Table
@@ -195,6 +196,7 @@ class Worker:
         self._metrics = WorkerMetrics()
         self._commits = Commits(turns, self._metrics, self._hold, self._release)
         self._poll = select.epoll()
+        self._freed = Freed()
         self._copies = Copies(partitions, stores, self._touch)
         self._home: Home[Caller] | None = None
         if HOME in partitions:
@@ -316,6 +318,7 @@ class Worker:
             self._beat_at = started + BEAT_SECONDS
             self._turns.beat()
             self._look_at_journal()
+            self._freed.look(started)
             for number, partition in self._partitions.items():
                 partition.look_at_room()
                 self._shortages.note(number, partition.shortage, started)
