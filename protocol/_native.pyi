@@ -458,6 +458,9 @@ class Pump:
     def pull(self) -> bytes:
         """All output, in whole frames."""
 
+    def write_ahead(self) -> None:
+        """Let proton write what it can now; the next `pull` has it. Events that nobody has handled are forgotten."""
+
     def add(self, link: Incoming | Outgoing, channel: int, handle: int) -> None:
         """`channel` and `handle` are those of the side that sends: the peer's of an Incoming, ours of an Outgoing."""
 

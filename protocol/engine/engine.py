@@ -139,6 +139,9 @@ class Engine:
         self.buffers: dict[Delivery, int] = {}
         self.buffer_bytes = 0
         self.offered: dict[Delivery, Link] = {}
+        self.outputs = 0
+        self._reads = False  # inside `push_some`
+        self._ahead: list[bytes] = []  # output that proton has written since the last `pull`, if there is no pump
         self.sessions: dict[Pointer, Session] = {}
         # By the peer's channel and handle, once it has attached and begun.
         self._by_handle: dict[tuple[int, int], Link] = {}
@@ -224,6 +227,13 @@ class Engine:
 
         Then call it again until there is not; and pull between, since what ends makes room for more.
         """
+        self._reads = True
+        try:
+            return self._push_some(data)
+        finally:
+            self._reads = False
+
+    def _push_some(self, data: bytes) -> bool:
         walk = self._walk
         if self._waiting is None:
             if not walk.is_interrupted:
@@ -284,6 +294,7 @@ class Engine:
 
     def pull(self) -> bytes:
         """The output to write now, in whole frames; empty if there is none."""
+        self.outputs += 1
         output = self._take_output()
         if self.sending:
             for session in self.sending:
@@ -295,12 +306,24 @@ class Engine:
             output += self._take_output()
         return output
 
+    def write_ahead(self) -> None:
+        """Let proton write what it can now; the next `pull` has it."""
+        if self._reads:
+            lib.pn_transport_pending(self._transport)  # as far as its buffer goes; its events are still to be handled
+        elif self.pump is not None:
+            self.pump.write_ahead()
+        elif written := self._take_written():
+            self._ahead.append(written)
+
     def _take_output(self) -> bytes:
         if self.pump is not None:
             output: bytes = self.pump.pull()
             self.finished = self.pump.finished
         else:
             output = self._take_written()
+            if self._ahead:
+                output = b"".join((*self._ahead, output))
+                self._ahead.clear()
         if not output:
             return b""
         if self._flow_answers.saying:
@@ -412,6 +435,7 @@ class Engine:
 
     def offer(self, link: Link, delivery: Delivery, state: int) -> None:
         """Send the outcome of a received delivery, but let the peer settle first; then comes `on_outcome` (2.6.12)."""
+        link.begin_outcomes()
         lib.pn_delivery_update(delivery, state)
         self.offered[delivery] = link
         link.offered += 1

@@ -49,7 +49,7 @@ class LinkEngine(Protocol):
     `buffer_bytes` is their sum: proton keeps them for further deliveries. `used_up` are links whose drain has ended
     with deliveries that are perhaps not written yet, and whose peer is not told. `sending` are sessions that have
     `given` transfers. A message of up to `transfer_bytes` is one transfer. `wide_windows` has the peer's channels whose
-    incoming-window is wide.
+    incoming-window is wide. `outputs` counts what was pulled.
     """
 
     output: OutputWalk
@@ -62,6 +62,7 @@ class LinkEngine(Protocol):
     transfer_bytes: int
     wide_windows: set[int]
     pump: Any  # the extension's, or None
+    outputs: int
 
     def take_usual(self, link: "Link", incoming: Any) -> None: ...
 
@@ -71,6 +72,8 @@ class LinkEngine(Protocol):
 
     def last_tags(self, link: "Link", count: int) -> list[bytes]: ...
 
+    def write_ahead(self) -> None: ...
+
 
 class Session:
     """One AMQP session. `context` belongs to the engine's owner.
@@ -78,7 +81,7 @@ class Session:
     `given` is the number of transfers that were given to the engine since its last output: never too few.
     """
 
-    __slots__ = ("_address", "channel", "context", "engine", "given", "links", "pointer")
+    __slots__ = ("_address", "answered", "channel", "context", "engine", "given", "links", "pointer")
 
     def __init__(self, engine: LinkEngine, pointer: Pointer) -> None:
         self.engine = engine
@@ -88,6 +91,7 @@ class Session:
         self.links: list[Link] = []
         self.context: Any = None
         self.given = 0
+        self.answered = (0, 0)  # of the last outcomes: the number of outputs before, and which link's they are
 
     @property
     def window(self) -> int:
@@ -338,6 +342,18 @@ class Link:
         for terminus in (lib.pn_link_source(self.pointer), lib.pn_link_target(self.pointer)):
             lib.pn_terminus_set_type(terminus, lib.PN_UNSPECIFIED)
         lib.pn_link_open(self.pointer)
+
+    def begin_outcomes(self) -> None:
+        """The outcomes that follow are of deliveries on this link.
+
+        Proton writes equal outcomes of neighbouring deliveries of a session as one range, whatever their links are.
+        That is right (2.7.6), but clients may take the outcome of one link's delivery for that of another's.
+        """
+        session, answered = self.session, (self.engine.outputs, id(self))
+        if session.answered != answered:
+            if session.answered[0] == answered[0]:
+                self.engine.write_ahead()
+            session.answered = answered
 
     # -- receiving
 

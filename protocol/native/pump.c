@@ -495,6 +495,12 @@ static void forget_ended(Pump *pump) {
     }
 }
 
+static PyObject *pump_write_ahead(PyObject *self, PyObject *none) {
+    (void)none;
+    if (pump_write(self) < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyObject *pump_pull(PyObject *self, PyObject *none) {
     (void)none;
     Pump *pump = (Pump *)self;
@@ -646,6 +652,7 @@ static PyMethodDef pump_methods[] = {
     {"push", pump_push, METH_VARARGS, NULL},
     {"dispatch", pump_dispatch, METH_NOARGS, NULL},
     {"pull", pump_pull, METH_NOARGS, NULL},
+    {"write_ahead", pump_write_ahead, METH_NOARGS, NULL},
     {"add", pump_add, METH_VARARGS, NULL},
     {"remove", pump_remove, METH_O, NULL},
     {"close", pump_close, METH_NOARGS, NULL},

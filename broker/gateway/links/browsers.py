@@ -250,6 +250,7 @@ class Browser(EntityLink):
         if settled:
             forget(delivery)
         elif state in _OUTCOMES:
+            self.link.begin_outcomes()
             settle(delivery, state)
         elif state == TRANSACTIONAL:
             transaction_id, value = transactional_state(delivery)

@@ -449,6 +449,7 @@ class PartitionedSender(ClientSender):
 
     def _tell(self, deliveries: Iterable[Delivery | None], error: BrokerError | None) -> None:
         if error is None:
+            self.link.begin_outcomes()
             if isinstance(deliveries, TakenDeliveries):
                 deliveries.accept()
                 return

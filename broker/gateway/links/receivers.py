@@ -659,6 +659,7 @@ class ClientReceiver(EntityLink):
         metrics = self.metrics
         metrics.incoming_requests += count
         if error is None:
+            self.link.begin_outcomes()
             for outcome, settled in zip(Outcome, settling.settle(count), strict=True):
                 if settled:
                     metrics.settled[outcome] += settled

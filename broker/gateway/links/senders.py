@@ -161,6 +161,7 @@ class SenderChannel(LinkChannel):
         metrics.incoming_requests += count
         if error is None:
             metrics.successful_requests += count
+            sender.link.begin_outcomes()
             pending.accept(count)
         else:
             metrics.failed(type(error).__name__, count)

@@ -78,6 +78,7 @@ class Coordinator(Intake):
             connection.active[self] = None
             if not settled and not self.link.closed:
                 if error is None:
+                    self.link.begin_outcomes()
                     settle(delivery, ACCEPTED)
                 else:
                     connection.reject(delivery, condition_of(error), str(error))

@@ -128,6 +128,7 @@ class RequestLink(Intake):
         if settled:
             forget(delivery)
         elif transaction_id is None:
+            self.link.begin_outcomes()
             settle(delivery, ACCEPTED)
         else:
             settle_in(transaction_id, delivery, ACCEPTED)
@@ -159,6 +160,7 @@ class RequestLink(Intake):
         if settled:
             forget(delivery)
         else:
+            self.link.begin_outcomes()
             settle(delivery, ACCEPTED)
         self._begun += 1
         self.fail(request, error, partial(self._respond, request, False))
