@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from broker.errors import EntityNotFound, NotAllowed, QuotaExceeded, TransactionRollback
+from broker.partition.sessions.membership import SESSION_ID_IS_NULL
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome, SendOperation, SettleOperation
 from storage.records import COPY_BYTES, Field, forwarded_key, message_expires_ms, message_key, queue_key
@@ -297,7 +298,8 @@ def test_sessions_are_those_of_the_destination(net, home):
     send(net, a, "b", event("1", system={10: "s"}), event("2"))
     net.run()
     assert net.partitions[home].request("get-message-sessions", b, [None, 0, 10], net.now_ms) == ["s"]
-    assert [text(each.body) for each in net.peek(dead_letter(b))] == ["2"]
+    assert net.peek(dead_letter(b)) == []
+    assert reasons(net, a) == [("2", SESSION_ID_IS_NULL)]
 
 
 # -- what is refused for good is in the transfer dead-letter queue
