@@ -36,19 +36,26 @@ def subscription_of(host: Host, link: Link, topic: Entity) -> Entity | Missing |
     made, and the client may not.
     """
     subscriber = _subscriber(host, link)
-    at = host.gateway.namespace.at
-    found = at(f"{topic.name}/Subscriptions/{subscriber.name}")
+    found = _at(host, topic, subscriber.name)
     if found is not None or subscriber.wanted is Wanted.EXISTING:
         return found
     if subscriber.wanted is Wanted.OWN:
         missing = Missing(topic.name, f"nondurable-{uuid.uuid4().hex}", True, {})
     else:
         missing = Missing(topic.name, subscriber.made_name, subscriber.wanted is Wanted.SHARED, {})
-        found = at(missing.path)
+        found = _at(host, topic, missing.name)
         if found is not None:
             return missing if found.is_temporary else found
     _require_manage(host, topic.name, error_texts.subscription_to_make(topic.name, subscriber.name))
     return missing._replace(properties=_properties(host, missing))
+
+
+def _at(host: Host, topic: Entity, name: str) -> Entity | None:
+    """The subscription of the topic with this name, which is any text: with slashes it might lead to another entity, on
+    which the client may have no right.
+    """
+    found = host.gateway.namespace.at(f"{topic.name}/Subscriptions/{name}")
+    return found if found is not None and "/" not in name else None
 
 
 def _properties(host: Host, missing: Missing) -> dict[str, Any]:

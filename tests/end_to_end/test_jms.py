@@ -71,6 +71,15 @@ name = "more-news"
   primary_key = "key-of-more-news"
   rights = ["Listen", "Send", "Manage"]
 
+[[queues]]
+name = "news/Subscriptions/a/b"
+
+[[topics]]
+name = "news/Subscriptions/a/c"
+
+  [[topics.subscriptions]]
+  name = "d"
+
 [[topics]]
 name = "spread-news"
 enable_partitioning = true
@@ -396,6 +405,16 @@ def test_to_make_a_subscription_needs_the_right_to_manage_the_topic(
         assert unsubscribe(connect(CLIENT, **manages), name) == ("", "")
 
 
+@pytest.mark.parametrize("name", ["a/b", "a/c/Subscriptions/d"])
+def test_the_name_of_a_link_leads_to_no_entity_of_others(connect: Connect, name: str) -> None:
+    """The rights on a topic are none on an entity whose name begins with that of one of its subscriptions."""
+    peer = connect(**LISTENS)
+    peer.attach_receiver("news", name=name)  # to peek
+    peer.flow(0, 1)
+    assert error_of(peer.expect(DETACH))[0] == "amqp:not-allowed"
+    assert refused_subscriber(connect(CLIENT, **LISTENS), "news", name, durable=True)[0] == UNAUTHORIZED
+
+
 def test_a_subscriber_on_a_topic_that_is_not_there_is_told_so(connect: Connect) -> None:
     assert refused_subscriber(connect(CLIENT), "old-news", "sub", durable=True)[0] == NOT_FOUND
 
@@ -411,6 +430,8 @@ def test_the_library_of_azure_says_when_a_subscription_is_idle(jms_broker: Broke
     idle = Symbol("com.microsoft:subscriber-auto-delete-on-idle-duration-in-seconds")
     peer = connect("azure", properties={Symbol("com.microsoft:is-client-provider"): True, idle: Long(3600)})
     end(peer, subscribe(peer, "news", "idle", durable=True), closed=False)
+    _, shown = over_http(jms_broker, "GET", "news/Subscriptions/idle$azure$D?api-version=2021-05")
+    assert "<AutoDeleteOnIdle>PT1H</AutoDeleteOnIdle>" in shown
     assert unsubscribe(peer, "idle") == ("", "")
 
 
@@ -466,16 +487,16 @@ def test_a_client_that_does_not_wait_for_the_end_of_its_subscription_harms_nobod
     eventually(lambda: not any(is_there(jms_broker, path) for path in paths), "all are gone")
 
 
-def over_http(broker: Broker, method: str, path: str) -> int:
-    """The status of the answer to who may do everything."""
+def over_http(broker: Broker, method: str, path: str) -> tuple[int, str]:
+    """The status and the body of the answer to who may do everything."""
     token = generate("sb://localhost/", KEY_NAME, KEY, int(time.time()) + 60)
     url = f"http://localhost:{broker.http_port}/{path}"
     request = urllib.request.Request(url, method=method, headers={"Authorization": token})
     try:
         with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
-            return int(answer.status)
+            return int(answer.status), answer.read().decode()
     except urllib.error.HTTPError as error:
-        return error.code
+        return error.code, ""
 
 
 def test_what_a_client_has_made_is_an_entity_as_others_for_administration_clients(
@@ -484,18 +505,18 @@ def test_what_a_client_has_made_is_an_entity_as_others_for_administration_client
     peer = connect(CLIENT)
     end(peer, subscribe(peer, "news", "web", durable=True), closed=False)
     for path in (f"news/Subscriptions/web${CLIENT}$D", f"news/subscriptions/web%24{CLIENT}%24D"):
-        assert over_http(jms_broker, "GET", f"{path}?api-version=2021-05") == 200
+        assert over_http(jms_broker, "GET", f"{path}?api-version=2021-05")[0] == 200
     publish(jms_broker, "news", b"1")
-    assert over_http(jms_broker, "DELETE", f"{path}/messages/head") == 200
-    assert over_http(jms_broker, "DELETE", f"{path}?api-version=2021-05") == 200
+    assert over_http(jms_broker, "DELETE", f"{path}/messages/head")[0] == 200
+    assert over_http(jms_broker, "DELETE", f"{path}?api-version=2021-05")[0] == 200
     assert not is_there(jms_broker, f"news/Subscriptions/web${CLIENT}$D")
 
 
 def test_a_temporary_queue_takes_messages_over_http_and_gives_none(jms_broker: Broker, connect: Connect) -> None:
     _, address = make(connect())
-    assert over_http(jms_broker, "POST", f"{address}/messages") == 201
-    assert over_http(jms_broker, "DELETE", f"{address}/messages/head") == 401
-    assert over_http(jms_broker, "GET", f"{address}?api-version=2021-05") == 200
+    assert over_http(jms_broker, "POST", f"{address}/messages")[0] == 201
+    assert over_http(jms_broker, "DELETE", f"{address}/messages/head")[0] == 401
+    assert over_http(jms_broker, "GET", f"{address}?api-version=2021-05")[0] == 200
 
 
 def names(broker: Broker, prefix: str) -> list[str]:
