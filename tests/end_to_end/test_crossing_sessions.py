@@ -114,7 +114,7 @@ class Client(RawPeer):
         self.settle(frame.fields[1], state=within(transaction, outcome(ACCEPTED)))
         return answer_of(self.expect(DISPOSITION))
 
-    def receive(self, handle: int) -> Frame:  # type: ignore[override]
+    def take(self, handle: int) -> Frame:
         self.flow(handle, 1)
         return self.expect(TRANSFER)
 
@@ -354,7 +354,7 @@ def test_through_a_subscription_and_through_a_topic(broker):
 def test_two_subscriptions_are_settled_in_one_transaction(azure, broker):
     filled(broker, "news", b"x")
     receivers = [azure.attach_receiver(f"news/Subscriptions/{name}") for name in ("one", "two")]
-    frames = [azure.receive(each) for each in receivers]
+    frames = [azure.take(each) for each in receivers]
     sender = azure.attach_sender(FAR)
     transaction = azure.declare()
     for frame in frames:
@@ -392,7 +392,7 @@ def test_a_partitioned_entity_pins_with_all_its_fragments(azure, broker, which):
     key = {"annotations": {Symbol("x-opt-partition-key"): "k"}}
     via = {"annotations": {Symbol("x-opt-via-partition-key"): "k", Symbol("x-opt-partition-key"): "another"}}
     filled(broker, "parted", b"in", **key)
-    frame = azure.receive(receiver)
+    frame = azure.take(receiver)
     transaction = azure.declare()
     if which == "of the received message":
         assert azure.complete(frame, transaction) == "in the transaction"
@@ -462,7 +462,7 @@ def test_a_transaction_of_another_session_is_on_one_entity_wherever_others_lie(b
     filled(broker, other, b"in")
     with Client.connect(broker.amqp_port, properties=properties) as client:
         here, there = client.attach_receiver(HERE), client.attach_receiver(other)
-        frame, second = client.receive(here), client.receive(there)
+        frame, second = client.take(here), client.take(there)
         sender = client.attach_sender(other)
         transaction = client.declare()
         assert client.complete(frame, transaction) == "in the transaction"
@@ -482,7 +482,7 @@ def test_a_transaction_of_another_session_is_on_one_entity_wherever_others_lie(b
 def test_a_topic_and_its_subscriptions_take_part_together_without_it(broker):
     filled(broker, "news", b"x")
     with Client.connect(broker.amqp_port) as client:
-        frames = [client.receive(client.attach_receiver(f"news/Subscriptions/{name}")) for name in ("one", "two")]
+        frames = [client.take(client.attach_receiver(f"news/Subscriptions/{name}")) for name in ("one", "two")]
         sender = client.attach_sender("news")
         transaction = client.declare()
         for frame in frames:

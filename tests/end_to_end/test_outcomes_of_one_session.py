@@ -65,6 +65,7 @@ class Session:
         self.awaited: dict[int, Awaited] = {}  # by the number of the delivery
         self.settled: dict[int, Awaited] = {}  # of the broker's deliveries
         self.got: list[tuple[int, Frame]] = []  # messages that were received, by the number of their queue
+        self.received = [0, 0]  # on each receiver
         self.open: list[Open] = []
         self.declared = 0
 
@@ -145,7 +146,6 @@ class Session:
             self._receive(queue, handle)
 
     def _receive(self, queue: int, handle: int) -> None:
-        self.received = getattr(self, "received", [0, 0])
         self.peer.flow(handle, 1, delivery_count=self.received[queue])
         self.received[queue] += 1
         self.got.append((queue, self.peer.expect(TRANSFER)))
