@@ -29,7 +29,7 @@
 #   make pipeline-cluster  a stream and a job on a standalone cluster of Spark, with kills, and what happens line by line
 #   make pipeline-kills  the same with kills at random                ARGS="--minutes 10"
 #   make pipeline-demo  a broker under load and kill -9, and the jobs over its journal, with planted faults; needs Java
-#   make tools     all that the longer tests need, with the SDKs of four languages
+#   make tools     all that the longer tests need, with the SDKs of five languages
 #   make spark     also install Spark and the jobs, for tests/pipeline; they need Java 17 or later
 #   make install   only make .venv, with the command peeklock in it
 #   make clean     remove what these made, but no data of brokers

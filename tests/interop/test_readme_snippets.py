@@ -13,6 +13,7 @@ PROGRAMS = {
     "javascript": "javascript/first-message.js",
     "go": "go/main.go",
     "java": "java/src/main/java/FirstMessage.java",
+    "csharp": "dotnet/Program.cs",
 }
 INDENTED = ("", "\t", " " * 8)  # in which the program has the snippet, in its main function
 
@@ -20,7 +21,7 @@ INDENTED = ("", "\t", " " * 8)  # in which the program has the snippet, in its m
 @pytest.mark.parametrize("language", PROGRAMS)
 def test_a_snippet_of_the_readme_is_the_core_of_the_program(language: str) -> None:
     [snippet] = re.findall(rf"^```{language}\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
-    imports = re.findall(r"^(?:from|import) .*\n", snippet, re.MULTILINE)
+    imports = re.findall(r"^(?:from|import|using) .*\n", snippet, re.MULTILINE)
     core = snippet.removeprefix("".join(imports)).lstrip("\n")
     program = (DOCS / PROGRAMS[language]).read_text()
     assert all(line in program for line in imports)
