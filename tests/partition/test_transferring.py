@@ -299,7 +299,8 @@ def test_sessions_are_those_of_the_destination(net, home):
     net.run()
     assert net.partitions[home].request("get-message-sessions", b, [None, 0, 10], net.now_ms) == ["s"]
     assert net.peek(dead_letter(b)) == []
-    assert reasons(net, a) == [("2", SESSION_ID_IS_NULL)]
+    [refused] = net.peek(transfer_dead_letter(a))
+    assert (text(refused.body), refused.properties[REASON]) == ("2", SESSION_ID_IS_NULL)
 
 
 # -- what is refused for good is in the transfer dead-letter queue
