@@ -32,12 +32,12 @@ static void intake(const uint8_t *data, size_t size) {
         const uint8_t *session = property_text(properties, read_u32(found.layout + 8), GROUP_ID, &text_bytes);
         require(found.has_session == (session != NULL) && (sessions || !session));
         require(record_is_usual(record, record_bytes, NO_KEYS));
-        for (int form = 0; form < 6; form++) {
+        for (int form = 0; form < 12; form++) {
             bool locked = form & 1;
-            enum keys keys = (enum keys)(form >> 1);
+            enum keys keys = (enum keys)(form >> 2);
             if (!record_is_usual(record, record_bytes, keys)) continue;
-            struct delivery delivery = {.sequence_number = 1, .locked = locked, .keys = keys};
-            size_t rendered_bytes = record_rendered_bytes(record, record_bytes, locked, keys);
+            struct delivery delivery = {.sequence_number = 1, .locked = locked, .keys = keys, .is_copy = form & 2};
+            size_t rendered_bytes = record_rendered_bytes(record, record_bytes, &delivery);
             uint8_t *rendered = malloc(rendered_bytes);
             require(record_render(record, record_bytes, &delivery, rendered) == rendered + rendered_bytes);
             free(rendered);
@@ -95,8 +95,8 @@ static void records(const uint8_t *data, size_t size) {
         require(at + bytes <= size);
         enum keys keys = (enum keys)(bytes % 3);
         if (record_is_usual(data + at, bytes, keys)) {
-            struct delivery delivery = {.delivery_count = 7, .locked = bytes & 1, .keys = keys};
-            size_t rendered_bytes = record_rendered_bytes(data + at, bytes, delivery.locked, keys);
+            struct delivery delivery = {.delivery_count = 7, .locked = bytes & 1, .keys = keys, .is_copy = bytes & 2};
+            size_t rendered_bytes = record_rendered_bytes(data + at, bytes, &delivery);
             uint8_t *rendered = malloc(rendered_bytes);
             require(record_render(data + at, bytes, &delivery, rendered) == rendered + rendered_bytes);
             free(rendered);
