@@ -212,6 +212,7 @@ class ClientConnection(Holder, asyncio.Protocol):
             for forgotten in (self.active, self.overrun, self.blocked, self.sessions):
                 forgotten.clear()
             self._links.let_go()
+            self.gateway.router.drop_waiting(self)
             self.engine.free()
         else:
             self._sasl.end()

@@ -23,6 +23,7 @@ from broker.gateway.reports import report_at
 from broker.gateway.returning import Returning
 from broker.gateway.router import Router, WorkerConnection
 from broker.gateway.running import keep_beating, serve_beside, set_at_sigterm
+from broker.gateway.waiting_room import Bounds
 from broker.gateway.web.endpoint import HttpEndpoint
 from broker.gateway.web.routes import http_endpoint
 from broker.gateway.worker_tcp import connections
@@ -85,6 +86,11 @@ class Gateway:
             self._on_catalog,
             busy_seconds=self.settings.busy_seconds,
             poll_seconds=self.settings.poll_seconds,
+            waiting_bounds=Bounds(
+                self.settings.worker_restart_wait_ms / 1000,
+                self.settings.worker_restart_wait_operations,
+                self.settings.worker_restart_wait_bytes,
+            ),
             connection=connection or connections(self.settings),
         )
         self.returning = Returning(self.router)
@@ -213,6 +219,7 @@ class Gateway:
             listener.close()
         if self._http is not None:
             self._http.stop_listening()
+        self.router.await_no_more()
         for connection in list(self.connections):
             connection.shut_down()
         try:

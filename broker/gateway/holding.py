@@ -54,7 +54,7 @@ class Holding:
 
 
 def _release(router: Router, number: int) -> None:
-    router.request(HOME, CHANGE_CATALOG, 0, ["release", number], partial(_released, router, number))
+    router.request(HOME, CHANGE_CATALOG, 0, ["release", number], partial(_released, router, number), waits=False)
 
 
 def _released(router: Router, number: int, result: object, error: BrokerError | None) -> None:

@@ -70,7 +70,7 @@ class Operations:
 
     async def probe(self, partition: int) -> None:
         try:
-            shortage = await self._router.ask(partition, "probe")
+            shortage = await self._ask(partition, "probe")
         except ServerBusy:
             if not self._shows_workers:
                 raise  # the worker is on another machine
@@ -81,6 +81,10 @@ class Operations:
             raise ServerBusy(phase) from None
         if shortage is not None:
             raise RefusesSends(shortage)
+
+    def _ask(self, partition: int, name: str) -> Awaitable[Any]:
+        """What is now is asked for: a worker that is away is not waited for."""
+        return self._router.ask(partition, name, waits=False)
 
     async def probe_gateway(self, number: int) -> None:
         await self._probes[number]()
@@ -94,8 +98,8 @@ class Operations:
             _all({number: ask() for number, ask in self._counters.items()}, "gateway"),
             _all({number: syphon.snapshot() for number, syphon in self._syphons.items()}, "syphon"),
             _all({number: journal.snapshot() for number, journal in self._journals.items()}, "journal"),
-            _all({partition: self._router.ask(partition, "metrics") for partition in workers}, "partition"),
-            _all({partition: self._router.ask(partition, "counts") for partition in counted}, "partition"),
+            _all({partition: self._ask(partition, "metrics") for partition in workers}, "partition"),
+            _all({partition: self._ask(partition, "counts") for partition in counted}, "partition"),
         )
         return Scene(
             gateways=gateways,

@@ -6,7 +6,8 @@ commit there. So many that they keep a worker busy leave at once, so that gatewa
 same time.
 
 A channel is one link on one partition; it takes the answers to its commands in their order. When a worker is lost, its
-channels are told, and they are told again when it is back.
+channels are told, and they are told again when it is back. What begins meanwhile may wait for it
+(`broker.gateway.waiting_room`).
 """
 
 import asyncio
@@ -17,10 +18,14 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
+import msgpack
+
 from broker import runs, wire
 from broker.errors import BY_NAME, BrokerError, InternalError, OutcomeUnknown, ServerBusy
 from broker.gateway.idle_loop import IdleLoop
+from broker.gateway.owner import Owner
 from broker.gateway.send_marks import SendMarks
+from broker.gateway.waiting_room import Bounds, Waiting, WaitingRoom
 from broker.logging import get_logger
 from broker.metrics import GatewayMetrics
 from broker.runs import Part
@@ -109,15 +114,6 @@ class Channel(Protocol):
         """The client's connection. It writes once per frame of answers, for all of its channels."""
 
 
-class Owner(Protocol):
-    """A client's connection. An exception of its channels or replies is told to it, and ends nothing else."""
-
-    def flush(self) -> None: ...
-
-    def fail(self, error: Exception) -> None:
-        """`error` is being handled."""
-
-
 def error_named(name: str, text: str) -> BrokerError:
     return BY_NAME.get(name, InternalError)(text)
 
@@ -149,7 +145,7 @@ class WorkerConnection:
         self._router = router
         self._lost = asyncio.Event()
         self._is_due = False  # it is among the router's workers with commands to send
-        self._was_lost = False
+        self.losses = 0  # how many times the connection was lost
         self._is_behind = False
         self.partitions: frozenset[int] = frozenset()  # those that the worker has said it has
         self.problem = ""  # why the worker is not used
@@ -166,6 +162,8 @@ class WorkerConnection:
         self.channels: dict[int, Channel] = {}
         self._requests: dict[int, tuple[Reply, Owner | None]] = {}
         self.connected = asyncio.Event()
+        self._waiting = WaitingRoom(router.waiting_bounds)
+        self._closes_room: asyncio.TimerHandle | None = None  # when what waits is refused
 
     @property
     def is_usable(self) -> bool:
@@ -227,6 +225,7 @@ class WorkerConnection:
         self.problem = wire.incompatible(hello) or self._router.claim(self, hello)
         if self.problem:
             log.error("worker is not used", worker=self.name, reason=self.problem)
+            self.await_no_more()
             self._end()
         else:
             self._begin()
@@ -241,8 +240,9 @@ class WorkerConnection:
         if extension is not None:
             self.post(wire.takes_runs())
         self._router.metrics.worker_connects += 1
-        if self._was_lost:
-            log.info("worker connected again", worker=self.name)
+        if self.losses:
+            log.info("worker connected again", worker=self.name, operations_waited=self._waiting.operations)
+        self._on_behalf_of_each(self._close_room(), lambda waiting: waiting.begin())
         self._tell_all(lambda channel: channel.on_worker_back())
 
     def adopt(self, other: "WorkerConnection", partition: int) -> None:
@@ -251,6 +251,7 @@ class WorkerConnection:
             if channel.partition == partition:
                 self.channels[number] = other.channels.pop(number)
                 channel.worker = self
+        other._waiting.hand_over(partition, self._waiting)
 
     def fall_behind(self) -> None:
         """The worker has too many unread commands."""
@@ -266,19 +267,80 @@ class WorkerConnection:
     def lost(self) -> None:
         """Nothing more comes. Tell the channels, and answer requests that the outcome is unknown."""
         self._lost.set()
-        self._awaits = self.is_stalled = False
+        was_stalled, self._awaits, self.is_stalled = self.is_stalled, False, False
         if not self.connected.is_set():
             return
         self.connected.clear()
         self.catch_up()
-        self._was_lost = True
+        self.losses += 1
         self.run = None
         log.warning("worker connection lost", worker=self.name)
+        if self.outlives_worker and not was_stalled and self._router.waiting_bounds.seconds > 0:
+            self._await_restart()
         requests, self._requests = self._requests, {}
         for reply, owner in requests.values():
             # Each gets its own: it may be raised, and then refers to the calls that it passes.
             self._answer(reply, owner, None, OutcomeUnknown(error_texts.OUTCOME_UNKNOWN))
         self._tell_all(lambda channel: channel.on_worker_lost())
+
+    # -- what waits until the worker is back
+
+    @property
+    def is_awaited(self) -> bool:
+        """It was lost a short time ago: it is probably being restarted, and what begins now may wait for it."""
+        return self._waiting.until_s is not None
+
+    def wait(self, waiting: Waiting) -> bool:
+        """Begin this, which could not be posted, as soon as the worker is back. False if it is to be refused."""
+        return self.is_awaited and self._waiting.enter(waiting, asyncio.get_running_loop().time())
+
+    def drop_waiting(self, asker: object) -> None:
+        """This link or connection is gone: nothing that waits is done for it."""
+        if len(self._waiting):
+            self._waiting.drop(asker)
+
+    def refuse_waiting(self, asker: object) -> None:
+        """As `drop_waiting`, but who waits for the answers is told."""
+        if len(self._waiting):
+            self._refuse(self._waiting.drop(asker))
+
+    def await_no_more(self) -> None:
+        """Refuse what waits, and what begins before the worker is back."""
+        if self._waiting.operations:
+            log.warning("what waited for the worker is refused", worker=self.name, operations=self._waiting.operations)
+        self._refuse(self._close_room())
+
+    def _refuse(self, refused: Iterable[Waiting]) -> None:
+        self._on_behalf_of_each(
+            refused, lambda waiting: waiting.refuse(ServerBusy(error_texts.partition_away(waiting.partition)))
+        )
+
+    def _await_restart(self) -> None:
+        loop = asyncio.get_running_loop()
+        until_s = self._waiting.open(loop.time())
+        self._closes_room = loop.call_at(until_s, self.await_no_more)
+
+    def _close_room(self) -> Iterator[Waiting]:
+        if self._closes_room is not None:
+            self._closes_room.cancel()
+            self._closes_room = None
+        return self._waiting.close()
+
+    def _on_behalf_of_each(self, all_: Iterable[Waiting], call: Callable[[Waiting], object]) -> None:
+        """An exception is its connection's, if it has one. Each connection writes once."""
+        touched: dict[Owner, None] = {}
+        for waiting in all_:
+            owner = waiting.owner
+            try:
+                call(waiting)
+            except Exception as error:
+                if owner is None:
+                    raise
+                owner.fail(error)
+            if owner is not None:
+                touched[owner] = None
+        for owner in touched:
+            owner.flush()
 
     def take(self, messages: Sequence[Message]) -> None:
         """Handle what the worker has sent together, in one turn."""
@@ -350,16 +412,34 @@ class WorkerConnection:
         self._router.send_soon(self)
 
     def request(
-        self, partition: int, name: str, queue: int, arguments: Sequence[Any], reply: Reply, owner: Owner | None
+        self,
+        partition: int,
+        name: str,
+        queue: int,
+        arguments: Sequence[Any],
+        reply: Reply,
+        owner: Owner | None,
+        waits: bool = True,
+        asker: object = None,
     ) -> None:
-        """`reply` gets ServerBusy if the request was not sent, OutcomeUnknown if the worker ended before its answer."""
+        """`reply` gets ServerBusy if the request was not sent, OutcomeUnknown if the worker ended before its answer.
+
+        `waits`: until the worker is back, if it is away. `asker`: the link that asks, with which such a request goes.
+        """
         number = self._router.next_number()
         if self.is_stalled:
             self._answer(reply, owner, None, ServerBusy(error_texts.partition_away(partition)))
-        elif self.post(wire.request(partition, number, name, queue, list(arguments))):
+        elif self.post(command := wire.request(partition, number, name, queue, list(arguments))):
             self._requests[number] = reply, owner
-        else:
+        elif not (waits and self.is_awaited and self._let_wait(command, reply, owner, asker)):
             reply(None, ServerBusy(error_texts.partition_away(partition)))
+
+    def _let_wait(self, command: Request, reply: Reply, owner: Owner | None, asker: object) -> bool:
+        partition, name, queue, arguments = command.partition, command.name, command.queue, command.arguments
+        again = partial(self._router.request, partition, name, queue, arguments, reply, owner, asker=asker)
+        askers = tuple(each for each in (owner, reply if asker is None else asker) if each is not None)
+        size_bytes = len(msgpack.packb(command))
+        return self.wait(Waiting(partition, owner, askers, 1, size_bytes, again, partial(reply, None)))
 
     def restore(self, partition: int, queue: int, entries: Sequence[Any], mark: int, reply: Reply) -> bool:
         """Put messages back that were received and deleted, and never sent; at most `wire.ITEMS_AT_ONCE`.
@@ -493,14 +573,17 @@ class Router:
         connection: "Callable[[str, Router], WorkerConnection]",
         busy_seconds: float = 10.0,
         poll_seconds: float = 0.0,
+        waiting_bounds: Bounds = Bounds(),  # noqa: B008 - it is frozen
     ) -> None:
         """A worker that has not answered for `busy_seconds` is busy: it gets no commands until it answers.
 
         Before the loop sleeps, it may poll for `poll_seconds`.
 
-        `connection` makes the connection to the worker with this socket.
+        `connection` makes the connection to the worker with this socket. `waiting_bounds` is of what waits for each
+        worker that is away; by default, nothing does.
         """
         self.metrics = metrics
+        self.waiting_bounds = waiting_bounds
         self.busy_seconds = busy_seconds
         self.partitions = partitions
         self.on_catalog = on_catalog
@@ -629,21 +712,47 @@ class Router:
         arguments: Sequence[Any],
         reply: Reply,
         owner: Owner | None = None,
+        *,
+        waits: bool = True,
+        asker: object = None,
     ) -> None:
         """Ask a partition; `reply` is called with the result, or with the error.
 
-        `owner` is the connection of the client that asks, or None if the gateway itself asks.
+        `owner` is the connection of the client that asks, or None if the gateway itself asks. `waits`: if the worker is
+        being restarted, the request begins when that is done; not if the client's connection has ended by then, nor if
+        `asker`, the client's link, has.
         """
-        self.worker(partition).request(partition, name, queue, arguments, reply, owner)
+        self.worker(partition).request(partition, name, queue, arguments, reply, owner, waits, asker)
 
-    async def ask(self, partition: int, name: str, queue: int = 0, arguments: Sequence[Any] = ()) -> Any:
+    async def ask(
+        self, partition: int, name: str, queue: int = 0, arguments: Sequence[Any] = (), *, waits: bool = True
+    ) -> Any:
         """The awaitable form of `request`. Raises BrokerError."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.request(partition, name, queue, arguments, partial(_resolve, answer))
+        reply = partial(_resolve, answer)
+        self.request(partition, name, queue, arguments, reply, waits=waits)
         try:
             return await answer
+        except asyncio.CancelledError:
+            self.drop_waiting(reply)
+            raise
         finally:
-            del answer  # it keeps its error, which refers to this call
+            del answer, reply  # they keep its error, which refers to this call
+
+    def drop_waiting(self, asker: object) -> None:
+        """This link or connection is gone: nothing that waits for any worker is done for it."""
+        for worker in self.workers:
+            worker.drop_waiting(asker)
+
+    def refuse_waiting(self, asker: object) -> None:
+        """As `drop_waiting`, but who waits for the answers is told."""
+        for worker in self.workers:
+            worker.refuse_waiting(asker)
+
+    def await_no_more(self) -> None:
+        """This gateway stops: refuse what waits for workers."""
+        for worker in self.workers:
+            worker.await_no_more()
 
 
 def _resolve(answer: "asyncio.Future[Any]", result: Any, error: BrokerError | None) -> None:

@@ -97,6 +97,7 @@ class Transaction:
         self._partition = NOWHERE  # that of all operations, when there is one
         self._key: bytes | None = None  # of all messages sent to partitioned entities
         self._begins = True
+        self._losses: int | None = None  # those of its worker when it began there
         self._failure: BrokerError | None = None
         self._operations: list[Operation] = []
         self._answered: list[list[tuple[int, Answered]]] = []  # by operation: numbers of deliveries, and whom to tell
@@ -242,7 +243,12 @@ class Transaction:
                 error = TransactionTimeout(error_texts.transaction_timed_out(self.id))
             reply(result, error)
 
-        self._router.request(self._partition, name, queue, arguments, answer, self._turn)
+        losses = self._router.worker(self._partition).losses
+        if self._losses is None:
+            self._losses = losses
+        # What began before the worker was lost is rolled back, so nothing that belongs to it waits for the worker.
+        waits = self._losses == losses
+        self._router.request(self._partition, name, queue, arguments, answer, self._turn, waits=waits)
 
     def fail(self, error: Exception) -> None:
         """Note the error: the transaction cannot be committed any more."""

@@ -764,6 +764,26 @@ class Settings(Frozen):
         description="A worker that makes no turn for this long, or no progress in its start, is killed and restarted; "
         "its locks are lost. Its checkpointer is replaced likewise, but may wait longer for the disk.",
     )
+    worker_restart_wait_ms: int = Field(
+        3 * SECOND_MS,
+        ge=0,
+        le=10 * SECOND_MS,
+        description="What begins in this time after a worker's process has died waits for the next one, and is done "
+        "then. After it, and with 0 at once, it is refused as server-busy, after which SDKs wait for up to 10 s.",
+    )
+    worker_restart_wait_operations: int = Field(
+        10_000,
+        ge=1,
+        le=1_000_000,
+        description="Operations (a message, a request) that may wait in each gateway for each worker that is "
+        "restarted; others are refused as server-busy.",
+    )
+    worker_restart_wait_bytes: int = Field(
+        32 * MIB,
+        ge=MIB,
+        le=4 * GIB,
+        description="Bytes that these operations may have.",
+    )
     gateway_stall_timeout_ms: int = Field(
         30 * SECOND_MS,
         ge=3 * SECOND_MS,

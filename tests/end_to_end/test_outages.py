@@ -1,6 +1,5 @@
 """Processes that die, stop or end while clients are at work: what these are told, and what they have afterwards."""
 
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -114,7 +113,7 @@ def test_operations_that_a_killed_worker_left_are_answered_and_links_work_on(bro
     serves(broker.amqp_port)
 
 
-def test_while_a_worker_is_down_everything_is_answered_at_once(broker):
+def test_while_a_worker_is_down_what_begins_waits_and_what_is_lost_is_told_at_once(broker):
     with RawPeer.connect(broker.amqp_port) as peer:
         sender = peer.attach_sender("orders")
         node = Node(peer, "orders/$management")
@@ -124,12 +123,12 @@ def test_while_a_worker_is_down_everything_is_answered_at_once(broker):
         locked = peer.expect(TRANSFER)
         kill_worker(broker)
         eventually(lambda: logged(broker, "worker connection lost"), "the gateway knows")
-        began = time.monotonic()
-        peer.transfer(message(b"refused"), sender)
         peer.settle(locked.fields[1])
-        answers = {error_of(peer.expect(DISPOSITION))[0] for _ in range(2)}
-        if time.monotonic() - began < 0.3:  # else it was back already
-            assert answers == {BUSY, LOCK_LOST}
+        assert error_of(peer.expect(DISPOSITION))[0] == LOCK_LOST
+        peer.transfer(message(b"waits"), sender)
+        answer = peer.expect(DISPOSITION, PATIENCE_S)
+        # On a busy machine the restart may take longer than anything waits.
+        assert answer.fields[4] == outcome(ACCEPTED) or error_of(answer)[0] == BUSY
         body = {"from-sequence-number": Long(0), "message-count": Int(1)}
         response = node.ask("com.microsoft:peek-message", body)
         assert (response.status, response.condition) == (503, BUSY) or response.status == 200

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from broker.gateway.gateway import Gateway
-from broker.wire import Op
-from protocol.codec import Described, Symbol, UByte, UInt, ULong, encode
+from broker.wire import VERSION, Op
+from protocol.codec import Described, Int, Long, Symbol, UByte, UInt, ULong, encode
 from protocol.engine.sasl import SASL_HEADER
 from storage.records import NEVER, encode_message
 from tests.end_to_end.raw_peer import (
@@ -281,7 +281,39 @@ async def the_next_session(scene: Scene) -> None:
     scene.receiver(filters=NEXT_SESSION)
 
 
+def are_back(workers: list[Worker]) -> None:
+    for number, worker in enumerate(workers):
+        worker.transport.ended = False
+        worker.transport.connect()
+        worker.say([Op.HELLO, VERSION, [number]])
+
+
+async def what_waits_for_a_worker(scene: Scene) -> None:
+    are_back(scene.workers)
+    await a_transaction(scene)
+    for worker in scene.workers:
+        worker.lose()
+    scene.client.next_delivery_id = 3
+    scene.client.transfer(scene.sender(), KEYED)
+    scene.client.transfer(scene.sender(), message(b"x"))
+    body = encode(Described(ULong(0x77), {"from-sequence-number": Long(0), "message-count": Int(1)}))
+    asked = encode(Described(ULong(0x74), {"operation": "com.microsoft:peek-message"})) + body
+    scene.client.transfer(scene.sender("orders/$management"), asked)
+    assert any(len(worker.connection._waiting) for worker in scene.workers)
+
+
+async def a_session_that_waits_for_a_worker(scene: Scene) -> None:
+    are_back(scene.workers)
+    for worker in scene.workers:
+        worker.lose()
+    scene.connect()
+    for filters in (SESSION_FILTER, NEXT_SESSION):
+        scene.receiver(filters=filters)
+    assert any(len(worker.connection._waiting) for worker in scene.workers)
+
+
 STATES: list[State] = [
+    what_waits_for_a_worker,
     nothing,
     half_of_sasl,
     open_connection,
@@ -305,7 +337,7 @@ STATES: list[State] = [
     the_end_of_the_gateway,
     a_client_that_does_not_read,
 ]
-OF_SESSIONS: list[State] = [a_named_session, the_next_session]
+OF_SESSIONS: list[State] = [a_named_session, the_next_session, a_session_that_waits_for_a_worker]
 CASES = [
     *((state, workers, {}) for state in STATES for workers in (1, 3)),
     *((state, workers, {"requires_session": True}) for state in OF_SESSIONS for workers in (1, 3)),

@@ -105,7 +105,9 @@ class Scene:
         self.workers[number].say([Op.REFUSED, command[2], deliveries, error, "it says why"])
 
     def lose(self, number: int) -> None:
+        """The worker dies, and is not back as soon as clients can wait for."""
         self.workers[number].lose()
+        self.workers[number].connection.await_no_more()
 
     def stall(self, number: int) -> None:
         """The worker has not answered for long."""

@@ -20,6 +20,7 @@ def a_connection() -> Any:
         response_link=lambda *_: None,
         large_answers=LargeAnswers(),
         is_stalled=False,
+        gateway=SimpleNamespace(router=SimpleNamespace(refuse_waiting=lambda link: None)),
     )
 
 

@@ -26,13 +26,17 @@ class Posted:
     def __init__(self, knows_runs: bool) -> None:
         self.knows_runs_in_transactions = knows_runs
         self.active: OrderedDict[Any, None] = OrderedDict()
+        self.losses = 0
         self.asked: list[Any] = []
         self.reply: Any = None
 
     def worker(self, partition: int) -> "Posted":
         return self
 
-    def request(self, partition: int, name: str, queue: int, arguments: Any, reply: Any, owner: Any) -> None:
+    def request(
+        self, partition: int, name: str, queue: int, arguments: Any, reply: Any, owner: Any, *, waits: bool
+    ) -> None:
+        assert waits
         self.asked.append((partition, name, wire.unpack_operations(arguments[2])))
         self.reply = reply
 

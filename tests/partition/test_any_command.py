@@ -364,7 +364,7 @@ class World:
     def ask(self, entity_id: int, part: Part, operation: str, body: Any, transaction: str | None) -> bytes | None:
         """A management request, as the gateway reads and answers it; None if no partition answers it."""
 
-        def request(number: int, name: str, queue: int, arguments: Any, reply: Any, *_: Any) -> None:
+        def request(number: int, name: str, queue: int, arguments: Any, reply: Any, *_: Any, **__: Any) -> None:
             try:
                 result = on_the_wire(self.request(name, queue, on_the_wire(list(arguments)), transaction))
             except BrokerError as error:

@@ -117,7 +117,7 @@ def test_sends_without_a_key_notice_nothing_when_a_worker_dies(broker: Broker) -
     assert found.total() == len(found), "stored twice"
 
 
-def test_while_a_worker_is_away_keys_of_its_fragments_are_refused_and_others_are_not(broker: Broker) -> None:
+def test_while_a_worker_is_away_keys_of_its_fragments_wait_and_others_do_not(broker: Broker) -> None:
     gone = worker_of(broker, 1)
     gone.send_signal(signal.SIGSTOP)
     with RawPeer.connect(broker.amqp_port) as peer:
@@ -128,7 +128,7 @@ def test_while_a_worker_is_away_keys_of_its_fragments_are_refused_and_others_are
         eventually(lambda: "worker connection lost" in broker.log(), "the gateway knows")
         peer.transfer(keyed(key_of(1), b"away"), sender)
         answer = peer.expect(DISPOSITION)
-        # It may be back already.
+        # On a busy machine the restart may take longer than anything waits.
         assert answer.fields[4].descriptor == ACCEPTED or error_of(answer)[0] == "com.microsoft:server-busy"
     eventually(lambda: is_ready(broker), "the worker is back")
 

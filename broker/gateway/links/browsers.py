@@ -195,7 +195,8 @@ class Browser(EntityLink):
         arguments = [channel.from_number, count, STEP_BYTES, self._session_id, self._selector]
         reply = partial(self._looked, channel)
         router = self.connection.gateway.router
-        router.request(channel.partition, "browse", self.queue, arguments, reply, self.connection)
+        # If its worker is away, other partitions are looked at meanwhile, and this one later.
+        router.request(channel.partition, "browse", self.queue, arguments, reply, self.connection, waits=False)
 
     def _looked(self, channel: BrowserChannel, result: Any, error: BrokerError | None) -> None:
         self._is_asking = False

@@ -1,9 +1,11 @@
 """One link on one partition: it posts the link's commands, and takes the partition's answers."""
 
+from collections.abc import Callable
 from typing import Any
 
 from broker.errors import BrokerError
 from broker.gateway.host import Host
+from broker.gateway.waiting_room import Waiting
 from broker.runs import Part
 
 
@@ -26,9 +28,19 @@ class LinkChannel:
         self.forget()
         self._join(partition)
 
+    def let_wait(
+        self, operations: int, size_bytes: int, begin: Callable[[], object], refuse: Callable[[BrokerError], None]
+    ) -> bool:
+        """See `WorkerConnection.wait`."""
+        if not self.worker.is_awaited:
+            return False
+        askers = (self, self.connection)
+        return self.worker.wait(Waiting(self.partition, self.connection, askers, operations, size_bytes, begin, refuse))
+
     def forget(self) -> None:
-        """No answer is awaited any more."""
+        """No answer is awaited any more, and what waits for the worker is not done."""
         self.worker.channels.pop(self.number, None)
+        self.worker.drop_waiting(self)
 
     # Answers that only senders or only receivers get.
 

@@ -31,7 +31,7 @@ class LinkInMaking:
         """Ask for it, once: at the end of the turn, so that the link is bound to this object when the answer comes."""
         change, self._change = self._change, None
         if change is not None and not self._link.closed:
-            self._host.gateway.router.request(HOME, CHANGE_CATALOG, 0, change, self._answered, self._host)
+            self._host.gateway.router.request(HOME, CHANGE_CATALOG, 0, change, self._answered, self._host, asker=self)
 
     def _answered(self, document: Any, error: BrokerError | None) -> None:
         if self._link.context is self and not self._link.closed:
@@ -65,3 +65,4 @@ class LinkInMaking:
 
     def on_detach(self) -> None:
         """Whatever is made is released by who unbinds the link, or is durable."""
+        self._host.gateway.router.drop_waiting(self)

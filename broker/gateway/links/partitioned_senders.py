@@ -13,6 +13,7 @@ import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from broker import wire
@@ -155,7 +156,7 @@ class FragmentChannel(LinkChannel):
         if not command.has_key and self.worker.knows_marks:
             self._post_mark(command)
         self._sent.append(command)
-        if not self._post(command):
+        if not self._post(command) and not self._let_wait(command):
             self._sent.pop()
             self._end(command, ServerBusy(error_texts.fragment_away(self._sender.entity.name, self.partition)))
 
@@ -163,6 +164,17 @@ class FragmentChannel(LinkChannel):
         marks, count = self._marks, len(command.deliveries)
         command.mark = command.number = marks.begin(count)
         self.worker.post(wire.mark(self.partition, self.number, marks.sender, command.mark, count, marks.below))
+
+    def _let_wait(self, command: _Command) -> bool:
+        """The worker is away: it gets the command when it is back, if it may wait. Its mark goes with it."""
+        count = len(command.deliveries)
+        return self.let_wait(count, command.size_bytes, partial(self._post_now, command), partial(self.on_sent, count))
+
+    def _post_now(self, command: _Command) -> None:
+        if command.mark is not None and self.worker.knows_marks:
+            marks, count = self._marks, len(command.deliveries)
+            self.worker.post(wire.mark(self.partition, self.number, marks.sender, command.mark, count, marks.below))
+        self._post(command)
 
     def _post(self, command: _Command) -> bool:
         messages, queue = command.messages, self._sender.queue
@@ -387,9 +399,7 @@ class PartitionedSender(ClientSender):
         """The channel to this partition, or for messages without a key. Raises ServerBusy."""
         channel = self._next() if partition is None else self._channels[partition]
         if channel is None or not channel.is_usable:
-            name = self.entity.name
-            away = error_texts.fragments_away(name) if partition is None else error_texts.fragment_away(name, partition)
-            raise ServerBusy(away)
+            channel = self._awaited(partition)
         if partition is None:
             self._turns.remove(channel)
             self._turns.append(channel)
@@ -408,6 +418,16 @@ class PartitionedSender(ClientSender):
                 if channel.unanswered < self._share:
                     return channel
         return min(usable, key=lambda each: (each.avoided_until, each.unanswered), default=None)
+
+    def _awaited(self, partition: int | None) -> FragmentChannel:
+        """This fragment is down, or all are: it, or any of them, whose worker is being restarted. Raises ServerBusy."""
+        wanted = self._turns if partition is None else (self._channels[partition],)
+        for channel in wanted:
+            if channel.worker.is_awaited:
+                return channel
+        name = self.entity.name
+        away = error_texts.fragments_away(name) if partition is None else error_texts.fragment_away(name, partition)
+        raise ServerBusy(away)
 
     def move_on(self, command: _Command) -> bool:
         """A fragment did not take the command, which has no key: send it to another one. False if there is none."""

@@ -39,6 +39,7 @@ from protocol.lock_tokens import COMMON_BYTES, uuid_bytes
 from protocol.symbols import DELAY
 from storage.records import message_enqueued_ms
 
+OPEN_BYTES = 500  # that a receiver takes which waits to be opened
 MOVING_S = 0.1  # between two tries to receive from an entity that is being moved
 GIVEN_UP_S = (
     0.5  # before the end of its lock, a message is given up that has begun and whose client takes no more of it
@@ -82,8 +83,15 @@ class ReceiverChannel(LinkChannel):
         else:  # it is of an older version, and will be replaced
             self.connection.later(0, lambda: receiver.on_closed(self, ServerBusy(error_texts.SERVER_BUSY)))
             return
-        if not self.worker.post(command):
+        if not self.worker.post(command) and not (session is not None and self._let_open_wait()):
             self.is_down = True
+
+    def _let_open_wait(self) -> bool:
+        """As `let_wait`, for a receiver of a session. Any other is opened again whenever its worker is back."""
+        receiver = self._receiver
+        return self.let_wait(
+            1, OPEN_BYTES, lambda: receiver.open_waited(self), lambda error: receiver.answer_unposted(self)
+        )
 
     def grant(self, limit: int) -> None:
         self.limit = limit
@@ -740,6 +748,10 @@ class ClientReceiver(EntityLink):
         These settlements came after their locks had ended with the worker.
         """
         channel.answer_all(LockLost(error_texts.LOCK_LOST))
+
+    def open_waited(self, channel: ReceiverChannel) -> None:
+        """Open a receiver of a session that has waited for the worker."""
+        raise NotImplementedError
 
     def on_worker_back(self, channel: ReceiverChannel) -> None:
         self._open(channel)

@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from broker import wire
@@ -123,8 +124,12 @@ class SenderChannel(LinkChannel):
         return ServerBusy(error_texts.partition_away(self.partition))
 
     def answer_unposted(self) -> None:
-        """Answer all that waits: before this turn's output is written, and before the worker is back."""
+        """Answer all that waits: before this turn's output is written, and before the worker is back.
+
+        If there was no room for the last, those before are refused, too: answers are in the order of the deliveries.
+        """
         self.is_down = False
+        self.worker.drop_waiting(self)
         self._answer_all(self.away())
 
     def _post_run(self) -> None:
@@ -148,11 +153,22 @@ class SenderChannel(LinkChannel):
         self._sender.unanswered += count
         self._sends.append((time.perf_counter(), count, count, size_bytes))
         if not self.worker.post_run(self.partition, self.number, self._sender.queue, count, run):
-            self.is_down = True
+            self._not_posted(count, len(run), lambda: self._post_run_now(run, count))
 
     def _post(self, command: Callable[..., Send], messages: list[Any], deliveries: int, size_bytes: int) -> None:
         self._sends.append((time.perf_counter(), deliveries, len(messages), size_bytes))
         if not self.worker.post(command(self.partition, self.number, self._sender.queue, messages)):
+            self._not_posted(deliveries, size_bytes, lambda: self._post_now(command, messages))
+
+    def _post_run_now(self, run: bytes, count: int) -> None:
+        self.worker.post_run(self.partition, self.number, self._sender.queue, count, run)
+
+    def _post_now(self, command: Callable[..., Send], messages: list[Any]) -> None:
+        self.worker.post(command(self.partition, self.number, self._sender.queue, messages))
+
+    def _not_posted(self, deliveries: int, size_bytes: int, post: Callable[[], None]) -> None:
+        """The worker is away: it gets the deliveries when it is back, if they may wait. They are in `pending`."""
+        if self.is_down or not self.let_wait(deliveries, size_bytes, post, partial(self.on_sent, deliveries)):
             self.is_down = True
 
     def on_sent(self, count: int, error: BrokerError | None) -> None:

@@ -1,6 +1,5 @@
 """Links on which clients receive one session: the attach is answered when the link has the session."""
 
-import random
 from collections.abc import Iterable
 
 from broker.errors import (
@@ -56,6 +55,13 @@ class SessionReceiver(ClientReceiver):
     def channel(self) -> int:
         """The number by which the session's partition knows the receiver."""
         return self._channels[0].number
+
+    def open_waited(self, channel: ReceiverChannel) -> None:
+        """The worker is back, and the receiver has waited for it to be opened."""
+        self._open(channel)
+
+    def on_worker_back(self, channel: ReceiverChannel) -> None:
+        """A receiver that waited is being opened; any other has ended with the worker."""
 
     def _open(self, channel: ReceiverChannel) -> None:
         channel.open([self._request.session_id, self._request.wait_ms])
@@ -149,8 +155,10 @@ class NextSessionReceiver(SessionReceiver):
         filters: SourceFilters,
     ) -> None:
         self._asks_all = False
-        super().__init__(connection, link, entity, address, random.choice(entity.partitions), request, filters)
-        self._first: ReceiverChannel | None = self._channels[0]  # it does not wait for a session
+        self._first: ReceiverChannel | None = None
+        partition = connection.gateway.router.any_of(entity.partitions)
+        super().__init__(connection, link, entity, address, partition, request, filters)
+        self._first = self._channels[0]  # it does not wait for a session
         connection.later(FIRST_ANSWER_S, self._wait_on_others)
 
     def on_detach(self, broken: bool = False, unsent: int = 0) -> None:
@@ -170,7 +178,8 @@ class NextSessionReceiver(SessionReceiver):
             self._open(each)
 
     def _open(self, channel: ReceiverChannel) -> None:
-        channel.open([None, self._request.wait_ms if self._asks_all else 0])
+        waits = self._asks_all and channel is not self._first
+        channel.open([None, self._request.wait_ms if waits else 0])
         if channel.is_down:
             self.connection.active[self] = None
 

@@ -165,6 +165,7 @@ class ManagementRequests(RequestLink):
         except StopIteration as end:
             self._succeed(request, answer, end.value)
         except BrokerError as failure:
+            failure.__traceback__ = None  # it refers to this call, which refers to it
             self.fail(request, failure, answer)
         else:
             self.request_partition(partition, name, queue, arguments, partial(self._step, request, answer, steps))
@@ -232,6 +233,9 @@ class ManagementRequests(RequestLink):
         def steps(start: int) -> Steps:
             used_bytes = 0
             while left and len(rows) < most and used_bytes < most_bytes:
+                if rows and not self.connection.gateway.router.worker(left[0]).is_usable:
+                    del left[0]  # those of the others are shown at once
+                    continue
                 wanted: list[Any] = [start, most - len(rows), most_bytes - used_bytes]
                 name, named = ("peek", wanted) if session_id is None else ("peek-session", [session_id, *wanted])
                 try:
@@ -303,7 +307,8 @@ class ManagementRequests(RequestLink):
         others = [each for each in partitions if each != partition]
 
         def reply(numbers: list[int], error: BrokerError | None) -> None:
-            if others and isinstance(error, ServerBusy | QuotaExceeded | PartitionParked):
+            passing = isinstance(error, ServerBusy | QuotaExceeded | PartitionParked)
+            if others and passing and not self.link.closed:
                 self._schedule_anywhere(request, messages, answer, others)
             elif error is not None:
                 self.fail(request, error, answer)

@@ -167,6 +167,7 @@ class RequestLink(Intake):
 
     def on_detach(self) -> None:
         self._postponed.clear()  # else the connection would wait for them
+        self.connection.gateway.router.refuse_waiting(self)
         self.connection.large_answers.forget(self)
 
     def is_large(self, request: Request) -> bool:
@@ -198,7 +199,7 @@ class RequestLink(Intake):
 
     def request_partition(self, partition: int, name: str, queue: int, arguments: Sequence[Any], reply: Reply) -> None:
         """As `Router.request`, for the client of this link."""
-        self.connection.gateway.router.request(partition, name, queue, arguments, reply, self.connection)
+        self.connection.gateway.router.request(partition, name, queue, arguments, reply, self.connection, asker=self)
 
     def fail(self, request: Request, error: Exception, answer: Answer) -> None:
         """Answer a request that cannot be done."""
