@@ -43,6 +43,7 @@ SHIM = Path(__file__).with_name("slow_disk.c")
 AT_ONCE_S = 0.5
 STALL_S = 6.0
 NOTICED_S = STALL_S / 3 + 1  # a worker that does not answer is looked for each second, so it takes up to this long
+WAIT_S = 10.0  # more than by default: the restart may take longer on a busy machine
 AWAY_S = 1.5  # until a killed worker is started again
 CHANGES_WAIT_S = HANGS_MS / 1000 + 0.5  # by now it is known that the worker does not follow the first change
 DELAY_S = 0.7  # of each sync of a slow disk
@@ -159,6 +160,7 @@ def config(*columns: str) -> str:
     return f"""
 partitions = {PARTITIONS}
 worker_stall_timeout_ms = {STALL_S * 1000:.0f}
+worker_restart_wait_ms = {WAIT_S * 1000:.0f}
 
 [store]
 min_free_disk_bytes = {FILE_BYTES}
@@ -313,7 +315,9 @@ A broker with {PARTITIONS} partitions and {WORKERS} workers, of which one has a 
 
 - **killed**: the process dies. It is started again at once, and is back when its log is replayed. *Under way*: the
   worker had got the operation, and nobody knows whether it was done (`timeout`). Only for messages without a key
-  the worker says it when it is back: they are stored once. After 8 s without it they go to another fragment.
+  the worker says it when it is back: they are stored once. After 8 s without it they go to another fragment. *Begun
+  while it is away*: the operation waits and is done when the worker is back. If that is not within
+  `worker_restart_wait_ms` (3 s), what waits is refused (`server-busy`), and what begins later is at once.
 - **hung**: the process does nothing. Who begins before anyone notices waits. After T/3 + 1 s at most, operations for
   this worker are refused (`server-busy`). After T the supervisor replaces it.
 - **slow disk**: each sync of the worker takes long, and so does what needs this worker. `/readyz` was asked before,
@@ -323,7 +327,7 @@ A broker with {PARTITIONS} partitions and {WORKERS} workers, of which one has a 
   at first for its partition only, and for all of the worker when their log has `store.log_bytes`.
 - **frozen machine**: a namespace on several machines, and that of the worker stands still, or has lost its power or its
   network. Nothing tells so, but no sign of life comes. H is `cluster.heartbeat_timeout_ms`. What is under way then is
-  answered as at the worker's death; what begins later is refused as busy, as under *killed*. If the worker's machine
+  answered as at the worker's death; what begins later is refused as busy. If the worker's machine
   goes on, the worker drops what has come meanwhile. A slow disk is no silence: signs of life do not wait for it.
 
 *yes* means that the operation works. Otherwise the client gets that condition (without `com.microsoft:`), or the HTTP
@@ -332,7 +336,7 @@ until the process is there again (*{REPLACED}*, *{BACK}*), or as long as the dis
 *{KEPT}*: the session stays locked.
 
 SDKs try again after `server-busy` and `timeout`. After `message-lock-lost` and `session-lock-lost` the message is
-delivered again. While a fragment is away, peek shows the messages of the others.
+delivered again. While a fragment is away for longer, peek shows the messages of the others.
 """
 
 
