@@ -165,8 +165,8 @@ class ManagementRequests(RequestLink):
         except StopIteration as end:
             self._succeed(request, answer, end.value)
         except BrokerError as failure:
-            failure.__traceback__ = None  # it refers to this call, which refers to it
-            self.fail(request, failure, answer)
+            # Its traceback refers to this call, which refers to it.
+            self.fail(request, failure.with_traceback(None), answer)
         else:
             self.request_partition(partition, name, queue, arguments, partial(self._step, request, answer, steps))
 
