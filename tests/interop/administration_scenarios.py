@@ -56,6 +56,7 @@ _NO_WEBSOCKETS = "the program uses plain TCP; the SDKs show WebSockets"
 NOT_APPLICABLE: dict[str, dict[str, str]] = {
     "jms": {**_NO_ADMINISTRATION, "websockets": _NO_WEBSOCKETS},
     "rhea": {**_NO_ADMINISTRATION, "websockets": _NO_WEBSOCKETS},
+    "amqpnetlite": {**_NO_ADMINISTRATION, "websockets": _NO_WEBSOCKETS},
     "proton": {**_NO_ADMINISTRATION, "websockets": "the library has no WebSockets"},
 }
 
@@ -63,6 +64,7 @@ _ADMINISTRATION_NOTES = dict.fromkeys(_ADMINISTRATION, "the SDK's client trusts 
 
 NOTES: dict[str, dict[str, str]] = {
     "python-7.14.3": _ADMINISTRATION_NOTES,
+    "dotnet": {"admin-errors": "without a lock that is too long, which the SDK itself refuses"},
     "java": {
         "admin-subscription": "the SDK leaves the time to live out of an update, which so sets it to its default",
         "admin-rule": "with texts only, because the SDK sends all values as text",

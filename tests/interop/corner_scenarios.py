@@ -124,6 +124,7 @@ NOT_APPLICABLE: dict[str, dict[str, str]] = {
     "javascript": _SDK,
     "go": {**_SDK, "empty-batch": _SENDS_NONE},
     "java": {**_SDK, "empty-batch": _SENDS_NONE},
+    "dotnet": {**_SDK, "empty-batch": _SENDS_NONE},
     "jms": {
         "deferral-count": _JMS_MANAGEMENT,
         "message-states": _NO_ANNOTATIONS,
@@ -135,6 +136,7 @@ NOT_APPLICABLE: dict[str, dict[str, str]] = {
         "session-pages": _JMS_MANAGEMENT,
     },
     "rhea": {},
+    "amqpnetlite": {"null-data": "the library cannot send null as data"},
     "proton": {
         "empty-batch": "the library cannot set the message format",
     },
@@ -143,5 +145,6 @@ NOT_APPLICABLE: dict[str, dict[str, str]] = {
 NOTES: dict[str, dict[str, str]] = {
     "javascript": {"empty-batch": "as its time-out error, since the SDK does not hear that the link has ended"},
     "java": {"message-states": "with first-acquirer only where it is true, since the SDK shows no value for false"},
+    "dotnet": {"long-reason": "as a property, since the SDK refuses such a reason"},
     "jms": {"action-delay": "without annotations, which JMS does not show"},
 }

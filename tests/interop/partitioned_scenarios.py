@@ -150,6 +150,7 @@ NOTES: dict[str, dict[str, str]] = {
     "python-7.15.0": {"partitioned-key-mismatch": _CHECKED_BY_SDK},
     "javascript": {"partitioned-key-mismatch": _CHECKED_BY_SDK},
     "java": {"partitioned-key-mismatch": _CHECKED_BY_SDK, "partitioned-transactions": _NOT_TOLD},
+    "dotnet": {"partitioned-key-mismatch": _CHECKED_BY_SDK},
     "jms": {
         "partitioned-spread": "without browsing and without sequence numbers, which JMS does not show",
         "partitioned-keys": "with session ids as keys, and without a batch and sequence numbers",

@@ -35,9 +35,9 @@ With PEEKLOCK_REQUIRE_INTEROP=1 the tests install by themselves, and fail where 
 `scenarios.py` is the table of scenarios, settings of their entities and exceptions, with those on topics in
 `topic_scenarios.py`, on sessions in `session_scenarios.py`, of administration clients and over WebSockets in
 `administration_scenarios.py`, on corners that the SDKs' own tests look into in `corner_scenarios.py`, and on what only
-partitioned entities have in `partitioned_scenarios.py`; `python/`, `javascript/`, `go/`, `java/` and `proton/` hold the
-programs. All run as `program SCENARIO...`, read connection strings as JSON from PEEKLOCK_INTEROP and print a line of
-JSON for each scenario.
+partitioned entities have in `partitioned_scenarios.py`; `python/`, `javascript/`, `go/`, `java/`, `dotnet/` and
+`proton/` hold the programs. All run as `program SCENARIO...`, read connection strings as JSON from PEEKLOCK_INTEROP and
+print a line of JSON for each scenario.
 
 What frameworks of JMS do (Spring, Camel, Azure's library, and Qpid JMS with topics and temporary queues) is in
 `test_jms_frameworks.py`, as checks of one program of its own; what Celery does is in `test_celery.py`.
@@ -53,13 +53,15 @@ def _pinned(file: str, pattern: str) -> str:
 
 def titles() -> dict[str, str]:
     """The libraries as their users call them, with the versions that are pinned."""
-    packages, modules, pom = "javascript/package.json", "go/go.mod", "java/pom.xml"
+    packages, modules, pom, project = "javascript/package.json", "go/go.mod", "java/pom.xml", "dotnet/interop.csproj"
     versions = {
         "JavaScript @azure/service-bus": _pinned(packages, r'service-bus": "([^"]+)"'),
         "Go azservicebus": _pinned(modules, r"azservicebus v(\S+)"),
         "Java azure-messaging-servicebus": _pinned(pom, r"azure-messaging-servicebus</artifactId>\s*<version>([^<]+)"),
+        ".NET Azure.Messaging.ServiceBus": _pinned(project, r'Azure.Messaging.ServiceBus" Version="([^"]+)'),
         "Qpid JMS": _pinned(pom, r"qpid-jms-client</artifactId>\s*<version>([^<]+)"),
         "rhea": _pinned(packages, r'rhea": "([^"]+)"'),
+        "AMQP.Net Lite": _pinned(project, r'AMQPNetLite" Version="([^"]+)'),
         "python-qpid-proton": _pinned("proton/requirements.txt", r"python-qpid-proton==(\S+)"),
     }
     pythons = [f"Python azure-servicebus {sdk.removeprefix('python-')}" for sdk in SDKS if sdk.startswith("python-")]

@@ -342,6 +342,11 @@ _NOT_APPLICABLE: dict[str, dict[str, str]] = {
         "presettled-send": _NO_PRESETTLED,
         "batch-delete": _NO_BULK,
     },
+    "dotnet": {
+        **_NO_SUCH_LINKS,
+        "presettled-send": _NO_PRESETTLED,
+        "batch-delete": _NO_BULK,
+    },
     "jms": {
         "signature": _NO_TOKENS,
         "duplicates": "JMS makes the message ids itself",
@@ -361,6 +366,10 @@ _NOT_APPLICABLE: dict[str, dict[str, str]] = {
         **dict.fromkeys(_TRANSACTIONS, "the library has no transactions"),
         **dict.fromkeys(_RENEWERS, "the library has no renewer; renew-lock shows the request"),
         "signature": _NO_TOKENS,
+    },
+    "amqpnetlite": {
+        "signature": _NO_TOKENS,
+        **dict.fromkeys(_RENEWERS, "the library has no renewer; renew-lock shows the request"),
     },
     "proton": {
         "signature": _NO_TOKENS,
@@ -400,6 +409,11 @@ _NOTES: dict[str, dict[str, str]] = {
         "defer": "the SDK shows not-found as an empty answer",
         "cancel-scheduled": "the SDK shows not-found as success",
     },
+    "dotnet": {
+        "auto-renew": "with a processor; receivers have no renewer",
+        "auto-renew-many": "with a processor; receivers have no renewer",
+    },
+    "amqpnetlite": {"lock-lost": "settled by a request, since the library waits for no answer to a settlement"},
     "jms": {
         "properties": "without annotations, which JMS does not show",
         "defer": "without receiving it by number",

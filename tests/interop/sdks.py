@@ -1,7 +1,7 @@
 """Installs the SDKs, pinned, and builds the programs: `python tests/interop/sdks.py [TOOLCHAIN...]`.
 
 Everything goes to `.build/` here, or to INTEROP_CACHE. What is installed is kept until the files that pin it
-change. Needs python with venv, node and npm, go, a JDK and maven; `missing_tools` says what one lacks.
+change. Needs python with venv, node and npm, go, a JDK and maven, and .NET; `missing_tools` says what one lacks.
 """
 
 import fcntl
@@ -111,6 +111,14 @@ def _java(directory: Path) -> None:
         _run("mvn", "-q", "-B", "-f", source / "pom.xml", f"-DbuildDirectory={target}", *goals, cwd=directory)
 
 
+def _dotnet(directory: Path) -> None:
+    for name, project in (("programs", HERE / "dotnet"), ("first", DOCS / "dotnet")):
+        target = directory / name
+        # Servers of the compiler would outlive the build.
+        options = ("--configuration", "Release", "--nologo", "--verbosity", "quiet", "--disable-build-servers")
+        _run("dotnet", "build", *options, "--artifacts-path", target / "build", "--output", target, cwd=project)
+
+
 def _python_toolchain(name: str, *requirements: Path) -> Toolchain:
     return Toolchain(name, (), requirements, _python(*requirements))
 
@@ -125,6 +133,7 @@ _TOOLCHAINS = (
     Toolchain("javascript", ("node", "npm"), (HERE / "javascript", DOCS / "javascript"), _javascript),
     Toolchain("go", ("go",), (HERE / "go", DOCS / "go"), _go),
     Toolchain("java", ("java", "javac", "mvn"), (HERE / "java", DOCS / "java"), _java),
+    Toolchain("dotnet", ("dotnet",), (HERE / "dotnet", DOCS / "dotnet"), _dotnet),
 )
 TOOLCHAINS = {toolchain.name: toolchain for toolchain in _TOOLCHAINS}
 
@@ -150,6 +159,10 @@ def _java_program(folder: str, main: str) -> Program:
     return _program("java", "java", "-cp", f"{directory / 'classes'}:{directory / 'lib'}/*", main)
 
 
+def _dotnet_program(*arguments: str) -> Program:
+    return _program("dotnet", "dotnet", Path("programs/interop.dll"), *arguments)
+
+
 _VENV_PYTHON = Path("venv/bin/python")
 
 PROGRAMS = {
@@ -158,8 +171,10 @@ PROGRAMS = {
     "javascript": _program("javascript", "node", Path("programs/azure.js")),
     "go": _program("go", Path("program")),
     "java": _java_program("programs", "peeklock.Azure"),
+    "dotnet": _dotnet_program("azure"),
     "jms": _java_program("programs", "peeklock.Jms"),
     "rhea": _program("javascript", "node", Path("programs/rhea.js")),
+    "amqpnetlite": _dotnet_program("lite"),
     "proton": _program("proton", _VENV_PYTHON, HERE / "proton" / "program.py"),
 }
 
@@ -185,6 +200,7 @@ FIRST_MESSAGES = {
     "JavaScript": _program("javascript", "node", Path("first/first-message.js")),
     "Go": _program("go", Path("first")),
     "Java": _java_program("first", "FirstMessage"),
+    "C#": _program("dotnet", "dotnet", Path("first/FirstMessage.dll")),
 }
 
 

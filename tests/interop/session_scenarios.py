@@ -160,8 +160,10 @@ NOT_APPLICABLE: dict[str, dict[str, str]] = {
         "session-push": "the SDK has neither handler nor iterator",
     },
     "java": {"session-list": _NO_LIST},
+    "dotnet": {"session-list": _NO_LIST},
     "jms": {scenario.id: _JMS for scenario in SCENARIOS if scenario.id not in _JMS_CAN},
     "rhea": {"session-processor": _NO_PROCESSOR_IN_LIBRARY, "session-auto-renew": _NO_RENEWER_IN_LIBRARY},
+    "amqpnetlite": {"session-processor": _NO_PROCESSOR_IN_LIBRARY, "session-auto-renew": _NO_RENEWER_IN_LIBRARY},
     "proton": {"session-processor": _NO_PROCESSOR_IN_LIBRARY, "session-auto-renew": _NO_RENEWER_IN_LIBRARY},
 }
 
@@ -183,6 +185,7 @@ NOTES: dict[str, dict[str, str]] = {
         "session-lock-lost": "without settling, which the SDK tries again for a minute",
         "session-timeout": "or with the context's end, when that is sooner than the broker's answer",
     },
+    "dotnet": {"session-lock-lost": "as ObjectDisposedException, since 7.21.0"},
     "java": {"session-defer": "the SDK shows not-found as an empty answer"},
     "jms": dict.fromkeys(_JMS_CAN, "without receiving the message, since JMS cannot ask for a session"),
     "proton": {"session-id-required": "without a batch, whose format the library cannot set"},

@@ -263,6 +263,7 @@ NOTES: dict[str, dict[str, str]] = {
         "subscription-defer": "the SDK shows not-found as an empty answer",
         "rule-manager": "the SDK lists values of a correlation filter as texts",
     },
+    "dotnet": {"topic-not-allowed": "an empty answer, since the SDK does not tell of the end of a receiver's link"},
     "jms": {
         "topic-publish": _NO_ANNOTATIONS,
         "subscription-defer": "without receiving it by number",
