@@ -128,6 +128,8 @@ def test_a_key_with_listen_cannot_schedule_or_purge(broker):
         node = Node(peer, "orders/$management")
         scheduled = node.ask("com.microsoft:schedule-message", {"messages": [{"message": message(b"later")}]})
         assert (scheduled.status, scheduled.condition) == (401, UNAUTHORIZED)
+        purged = node.ask("peeklock:purge", {})
+        assert (purged.status, purged.condition) == (401, UNAUTHORIZED)
         assert node.ask(PEEK, PEEK_BODY).status in (200, 204)
 
 
