@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -96,6 +97,19 @@ class Sender:
             if fields[4] == self._their_handle:
                 self._limit = fields[5] + fields[6]
         self._peer.drop(DISPOSITION)
+
+    def credit(self) -> int:
+        """That of a link on which nothing was sent yet."""
+        self._await_credit()
+        return self._limit
+
+    def limit_now(self) -> int:
+        """As the broker says when it has read all that was said."""
+        self._peer.flow(self.handle, delivery_count=self._count, echo=True)
+        while True:
+            fields = self._peer.expect(FLOW).fields
+            if fields[4] == self._their_handle and fields[5] == self._count:
+                return int(fields[5] + fields[6])
 
     def answer(self, payload: bytes) -> int:
         """The state that a delivery with this payload is answered with."""
@@ -206,3 +220,21 @@ def test_many_requests_can_be_sent_at_once(peer: RawPeer, address: str) -> None:
     peer.attach(sender=True, address=address)
     peer.expect(ATTACH)
     assert peer.expect(FLOW).fields[6] == 1000
+
+
+def test_what_waits_for_its_answer_has_its_credit(tmp_path: Path) -> None:
+    """Credit is given back for what was refused at once, and not for what the worker has not answered."""
+    with Broker(tmp_path, CONFIG, workers=1) as broker, RawPeer.connect(broker.amqp_port) as peer:
+        sender = Sender(peer, "orders")
+        credit = sender.credit()
+        refused = credit // 2 + 1
+        broker.worker().suspend()
+        for _ in range(credit - refused):
+            sender.deliver(message(b"body"))
+        sender.flush()
+        for _ in range(refused):
+            sender.deliver(MALFORMED)
+        sender.flush()
+        assert sender.limit_now() == credit + refused
+        broker.worker().resume()
+        assert sender.answer(message(b"body")) == ACCEPTED
