@@ -9,8 +9,9 @@ from celery import Celery, Task
 app = Celery("tasks", broker=os.environ["BROKER"], backend=f"file://{os.environ['RESULTS']}")
 app.conf.update(
     broker_connection_retry_on_startup=True,
-    # A worker that dies gives its tasks back when their locks end, or its connection does.
-    broker_transport_options={"peek_lock_seconds": 5, "wait_time_seconds": 1},
+    # A worker that dies gives its tasks back when their locks end, or its connection does. No wait shorter than the
+    # default: it is also the time for opening a link, and with 1 s, workers on busy processors opened none for minutes.
+    broker_transport_options={"peek_lock_seconds": 5},
     task_acks_late=True,
     task_default_queue="celery-tasks",
     worker_prefetch_multiplier=1,
