@@ -136,7 +136,10 @@ NOT_APPLICABLE: dict[str, dict[str, str]] = {
         "session-pages": _JMS_MANAGEMENT,
     },
     "rhea": {},
-    "amqpnetlite": {"null-data": "the library cannot send null as data"},
+    "amqpnetlite": {
+        "null-data": "the library cannot send null as data",
+        "empty-batch": "the library cannot send a message without a body",
+    },
     "proton": {
         "empty-batch": "the library cannot set the message format",
     },

@@ -75,13 +75,6 @@ static class CornerScenarios
             Equal(letter.ApplicationProperties.Map, expected, "application properties");
         },
 
-        ["empty-batch"] = async scene =>
-        {
-            await AtOnceWithin(15_000, () => Rejects(() => scene.Post(new Message { Format = Scene.Batch }), NotAllowed, "an empty batch"));
-            await scene.Send("next");
-            Equal((await (await scene.Receiver()).AllOf(1)).Bodies(), new[] { "next" }, "the next message");
-        },
-
         ["expiry-forwarded"] = async scene =>
         {
             await scene.Send("m");

@@ -8,7 +8,7 @@ namespace Peeklock.Interop.Lite;
 
 sealed class Scene : IAsyncDisposable
 {
-    public const uint Batch = 0x80013700;
+    const uint Batch = 0x80013700;
     const int PatienceMs = 60_000;
     public string Queue { get; }
     readonly string? _key;
