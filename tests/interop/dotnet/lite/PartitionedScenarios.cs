@@ -1,5 +1,4 @@
 // The scenarios of partitioned_scenarios.py with AMQP.Net Lite.
-using System.Transactions;
 using Amqp;
 using static Peeklock.Interop.Harness;
 using static Peeklock.Interop.Lite.Messages;
@@ -121,33 +120,6 @@ static class PartitionedScenarios
                 Equal(messages.SortedBodies(), Sorted(expected), $"messages in {name}");
                 OnSeveralPartitions(messages.Numbers());
             }
-        },
-
-        ["partitioned-transactions"] = async scene =>
-        {
-            await scene.Post(Keyed("a", "old"));
-            var (sender, receiver) = (await scene.Sender(), await scene.Receiver());
-            var old = await receiver.One();
-            foreach (var wrong in new[] { New("never"), Keyed("b", "never") })
-            {
-                await Rejects(async () =>
-                {
-                    using var refused = new TransactionScope(TransactionScopeAsyncFlowOption.Enabled);
-                    await sender.SendAsync(Keyed("a", "never"));
-                    await Rejects(() => sender.SendAsync(wrong), NotAllowed, "no key, or another");
-                    refused.Complete();
-                }, error => error is TransactionException or AmqpException, "a commit");
-            }
-            using (var committed = new TransactionScope(TransactionScopeAsyncFlowOption.Enabled))
-            {
-                await sender.SendAsync(Keyed("a", "1"));
-                await sender.SendAsync(Keyed("a", "2"));
-                receiver.Complete(old);
-                committed.Complete();
-            }
-            Equal((await receiver.AllOf(2)).Bodies(), new[] { "1", "2" }, "messages");
-            await receiver.Close();
-            await scene.NothingIsLeft();
         },
 
         ["partitioned-annotations"] = async scene =>
