@@ -216,6 +216,23 @@ async def test_a_lost_completion_does_not_send_again():
 
 
 @simulated
+async def test_a_connection_lost_before_the_completion_does_not_send_again():
+    world = World(orders=Entity(detects_duplicates=False))
+    world.primary.slowness_s = 2
+    for _ in range(20):
+        world.put("orders")
+    syphon = Syphon(world, once=True)
+    await until(lambda: syphon.most_held == 20)
+    syphon.wire.stall()
+    await until(lambda: world.bodies("orders"))
+    await asyncio.sleep(1)
+    syphon.wire.cut()
+    await syphon.task
+    assert sorted(world.bodies("orders"), key=int) == [b"%d" % number for number in range(20)]
+    assert not world.queue.entries
+
+
+@simulated
 async def test_locks_are_renewed_while_messages_wait_for_a_slow_primary():
     world = World(orders=Entity(detects_duplicates=False))
     world.primary.slowness_s = 25
