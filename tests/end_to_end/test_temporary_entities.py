@@ -60,6 +60,19 @@ def test_what_a_killed_gateway_held_is_deleted_and_nothing_else(broker: Broker) 
             assert bodies(peer, peer.attach_receiver(address, credit=1)) == [b"reply"]
 
 
+def wait_until_made(peer: RawPeer) -> None:
+    """After a worker was killed, until all are back."""
+
+    def made() -> bool:
+        peer.attach(sender=True, target_=temporary("queue"))
+        is_made = peer.expect(ATTACH).fields[6] is not None
+        if not is_made:
+            peer.expect(DETACH)
+        return is_made
+
+    eventually(made, "the home takes changes again")
+
+
 def test_temporary_entities_end_with_the_home_and_their_links_are_told(broker: Broker) -> None:
     with RawPeer.connect(broker.amqp_port) as peer:
         _, address = make(peer)
@@ -70,19 +83,13 @@ def test_temporary_entities_end_with_the_home_and_their_links_are_told(broker: B
         assert receiver in [each.fields[0] for each in detached]
         eventually(lambda: not left(broker), "nothing is left")
 
-        def made() -> bool:
-            peer.attach(sender=True, target_=temporary("queue"))
-            is_made = peer.expect(ATTACH).fields[6] is not None
-            if not is_made:
-                peer.expect(DETACH)
-            return is_made
-
-        eventually(made, "the home takes changes again")
+        wait_until_made(peer)
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_no_temporary_entity_is_there_after_a_start(broker: Broker, end: str) -> None:
     with RawPeer.connect(broker.amqp_port) as peer:
+        wait_until_made(peer)
         addresses = [make(peer)[1], make(peer, "topic")[1]]
         subscribe(peer, "news", "qpid-jms:receiver:1:news")
         subscribe(peer, "news", "kept", durable=True)

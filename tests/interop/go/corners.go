@@ -52,7 +52,7 @@ var cornerScenarios = map[string]func(*scene){
 
 	"message-states": func(s *scene) {
 		sender := s.sender()
-		due := time.Now().Add(time.Second)
+		due := time.Now().Add(4 * time.Second)
 		must(sender.ScheduleMessages(s.ctx, []*azservicebus.Message{text("scheduled")}, due, nil))
 		for _, firstAcquirer := range []bool{true, false} {
 			body := azservicebus.AMQPAnnotatedMessageBody{Data: [][]byte{[]byte(fmt.Sprint(firstAcquirer))}}

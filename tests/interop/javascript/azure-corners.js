@@ -32,7 +32,7 @@ export const cornerScenarios = {
 
   async "message-states"(scene) {
     const sender = scene.sender();
-    await sender.scheduleMessages({ body: "scheduled" }, new Date(Date.now() + 1000));
+    await sender.scheduleMessages({ body: "scheduled" }, new Date(Date.now() + 4000));
     for (const firstAcquirer of [true, false]) {
       await sender.sendMessages({ bodyType: "value", body: String(firstAcquirer), header: { firstAcquirer } });
     }

@@ -67,7 +67,7 @@ export const cornerScenarios = {
   },
 
   async "message-states"(scene) {
-    await schedule(scene, { body: "scheduled" }, Date.now() + 1000);
+    await schedule(scene, { body: "scheduled" }, Date.now() + 4000);
     const sender = await scene.sender();
     for (const first_acquirer of [true, false]) await post(sender, { body: first_acquirer, first_acquirer });
     const contexts = await take(await scene.receiver(), 3, 60_000);

@@ -82,7 +82,7 @@ def deferral_count(scene: Scene) -> None:
 
 @scenario("message-states")
 def message_states(scene: Scene) -> None:
-    schedule(scene, Message(body="scheduled"), time.time() + 1)
+    schedule(scene, Message(body="scheduled"), time.time() + 4)
     sender = scene.sender()
     for first_acquirer in (True, False):
         sender.post(Message(body=str(first_acquirer), first_acquirer=first_acquirer))

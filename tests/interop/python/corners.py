@@ -34,7 +34,7 @@ def deferral_count(scene: Scene) -> None:
 @scenario("message-states")
 def message_states(scene: Scene) -> None:
     with scene.client.get_queue_sender(scene.queue) as sender:
-        soon = datetime.now(UTC) + timedelta(seconds=1)
+        soon = datetime.now(UTC) + timedelta(seconds=4)
         sender.schedule_messages(ServiceBusMessage("scheduled"), soon)
         for first_acquirer in (True, False):
             header = AmqpMessageHeader(first_acquirer=first_acquirer)

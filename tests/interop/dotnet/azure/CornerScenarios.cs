@@ -35,7 +35,7 @@ static class CornerScenarios
         ["message-states"] = async scene =>
         {
             await using var sender = scene.Sender();
-            await sender.ScheduleMessageAsync(new ServiceBusMessage("scheduled"), DateTimeOffset.UtcNow.AddSeconds(1));
+            await sender.ScheduleMessageAsync(new ServiceBusMessage("scheduled"), DateTimeOffset.UtcNow.AddSeconds(4));
             foreach (var first in new[] { true, false })
             {
                 var sent = new ServiceBusMessage($"{first}");

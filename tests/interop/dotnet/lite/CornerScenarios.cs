@@ -39,7 +39,7 @@ static class CornerScenarios
 
         ["message-states"] = async scene =>
         {
-            await scene.Schedule(DateTime.UtcNow.AddSeconds(1), New("scheduled"));
+            await scene.Schedule(DateTime.UtcNow.AddSeconds(4), New("scheduled"));
             foreach (var first in new[] { true, false })
             {
                 var sent = New($"{first}");

@@ -86,7 +86,7 @@ final class AzureCorners {
         SCENARIOS.put("message-states", () -> {
             Scene scene = new Scene("message-states");
             try (ServiceBusSenderClient sender = scene.sender()) {
-                sender.scheduleMessage(new ServiceBusMessage("scheduled"), OffsetDateTime.now().plusSeconds(1));
+                sender.scheduleMessage(new ServiceBusMessage("scheduled"), OffsetDateTime.now().plusSeconds(4));
                 for (boolean firstAcquirer : new boolean[] {true, false}) {
                     ServiceBusMessage message = new ServiceBusMessage(String.valueOf(firstAcquirer));
                     message.getRawAmqpMessage().getHeader().setFirstAcquirer(firstAcquirer);
