@@ -116,7 +116,10 @@ def test_an_empty_batch_detaches_the_link_behind_the_answers_to_what_came_before
     peer.transfer(message(b"before"), handle)
     peer.transfer(envelope, handle, message_format=BATCH_FORMAT, settled=settled)
     peer.transfer(message(b"after"), handle)
-    assert peer.expect(DISPOSITION).fields[4].descriptor == ACCEPTED
+    answer = peer.expect(DISPOSITION).fields
+    if answer[1] != 0:  # what came behind is let go of, perhaps before the worker has answered
+        answer = peer.expect(DISPOSITION).fields
+    assert (answer[1], answer[4].descriptor) == (0, ACCEPTED)
     detach = peer.expect(DETACH)
     condition, text = error_of(detach)
     assert condition == "amqp:not-allowed"
