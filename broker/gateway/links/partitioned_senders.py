@@ -161,9 +161,12 @@ class FragmentChannel(LinkChannel):
             self._end(command, ServerBusy(error_texts.fragment_away(self._sender.entity.name, self.partition)))
 
     def _post_mark(self, command: _Command) -> None:
+        command.mark = command.number = self._marks.begin(len(command.deliveries))
+        self._say_mark(command, command.mark)
+
+    def _say_mark(self, command: _Command, mark: int) -> None:
         marks, count = self._marks, len(command.deliveries)
-        command.mark = command.number = marks.begin(count)
-        self.worker.post(wire.mark(self.partition, self.number, marks.sender, command.mark, count, marks.below))
+        self.worker.post(wire.mark(self.partition, self.number, marks.sender, mark, count, marks.below))
 
     def _let_wait(self, command: _Command) -> bool:
         """The worker is away: it gets the command when it is back, if it may wait. Its mark goes with it."""
@@ -172,8 +175,7 @@ class FragmentChannel(LinkChannel):
 
     def _post_now(self, command: _Command) -> None:
         if command.mark is not None and self.worker.knows_marks:
-            marks, count = self._marks, len(command.deliveries)
-            self.worker.post(wire.mark(self.partition, self.number, marks.sender, command.mark, count, marks.below))
+            self._say_mark(command, command.mark)
         self._post(command)
 
     def _post(self, command: _Command) -> bool:
