@@ -38,7 +38,9 @@ class Freed:
     def __init__(self) -> None:
         self._look_s = 0.0
         self._was_much = False
-        self._left_bytes = 0  # resident when it was given back, where freed memory that has no pages counts as free
+        # Resident after the last time. Freed memory counts as free when it was given back, too, so only what has become
+        # resident since can be given back.
+        self._left_bytes = 0
 
     def look(self, now_s: float) -> None:
         """Call this some times a second; `now_s` never goes back."""

@@ -52,9 +52,6 @@ class Temporaries(Generic[C]):
             self._holders.pop(entity_id, None)
             self._orphans.discard(entity_id)
 
-    def __contains__(self, entity_id: int) -> bool:
-        return entity_id in self._holders
-
     @property
     def orphans(self) -> list[int]:
         """Those to delete."""
