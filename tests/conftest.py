@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 from xdist.scheduler import LoadScopeScheduling
@@ -80,6 +81,13 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     again.keep(config, terminalreporter, exitstatus)
     if config.getoption("tier") == tiers.CHANGE:
         terminalreporter.write_line("Longer tests were left out; make test-all runs all.")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown():
+    """Commands that ran in this process have configured its log, to a stream that is closed."""
+    if structlog.is_configured():
+        structlog.reset_defaults()
 
 
 @pytest.hookimpl(tryfirst=True)
