@@ -7,7 +7,6 @@ one are locked, and those that are not meant are released, which does not count 
 import asyncio
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from itertools import groupby
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -62,8 +61,8 @@ class Outcome(NamedTuple):
 def complete(access: Access, address: str, wanted: Sequence[Wanted], patience_s: float) -> Outcome:
     """Complete these messages of a queue, subscription or dead-letter queue without sessions.
 
-    A lost connection is made again, and what is refused as busy is tried again, for `patience_s` without one that is
-    completed. Raises ClientError, TimeoutError.
+    A lost connection is made again, and what is refused as busy, or whose lock ended with its worker, is tried again,
+    for `patience_s` without one that is completed. Raises ClientError, TimeoutError.
     """
     return asyncio.run(_Completing(access, address, wanted).run(patience_s))
 
@@ -74,23 +73,31 @@ class _Completing:
         self._address = address
         self._open = {each.number: each for each in sorted(wanted)}
         self._completed: list[int] = []
+        self._unlocked: set[int] = set()  # their locks ended before they were completed, the last time
         self._is_by_number: bool | None = None  # not known yet
 
     async def run(self, patience_s: float) -> Outcome:
         since_s, before = time.monotonic(), 0
         while True:
+            found: Outcome | ClientError | TimeoutError
             try:
-                return await self._once()
+                found = await self._once()
+                if self._unlocked.isdisjoint(found.left):
+                    return found
             except (ClientError, TimeoutError) as error:
                 if not _passes(error):
                     raise
-                if len(self._completed) > before:
-                    since_s, before = time.monotonic(), len(self._completed)
-                if time.monotonic() - since_s >= patience_s:
-                    raise
-                await asyncio.sleep(PAUSE_S)
+                found = error
+            if len(self._completed) > before:
+                since_s, before = time.monotonic(), len(self._completed)
+            if time.monotonic() - since_s >= patience_s:
+                if isinstance(found, Outcome):
+                    return found
+                raise found
+            await asyncio.sleep(PAUSE_S)
 
     async def _once(self) -> Outcome:
+        self._unlocked.clear()
         target = self._access.connection_string()
         trust = self._access.trust() if target.tls else None
         async with await connect_to(target, tls=trust, timeout_s=CONNECT_S) as connection:
@@ -148,16 +155,21 @@ class _Completing:
             except RequestFailed as error:
                 if _passes(error):
                     raise
-            else:  # not if a lock has ended
+                self._unlocked.update(meant)
+            else:
                 self._done(meant)
         if others:
             await management.abandon(others)
 
     async def _walk(self, connection: Connection) -> None:
         async def settle(receiver: Receiver, received: Received, message: Message) -> None:
-            with suppress(SettlementRefused):
+            number = message.sequence_number or 0
+            try:
                 await receiver.accept(received)
-                self._done([message.sequence_number or 0])
+            except SettlementRefused:
+                self._unlocked.add(number)
+            else:
+                self._done([number])
 
         taken = Taken()
         await Taking(connection, self._address, Wish(condition=self._means), taken, Bar(), settle).run()
