@@ -36,7 +36,9 @@ from protocol.client.session_receiver import SessionReceiver
 BATCH: Final = 100  # messages received at once
 # Messages handled at once; then as many as take about a second, because their locks are not renewed meanwhile.
 FIRST_PACE: Final = 10
-PATIENCE_SECONDS: Final = 1.0  # for a message that is there, and does not come at once
+# For a message that is there, and does not come at once: longer than Peeklock lets receivers wait for a worker that
+# starts again.
+PATIENCE_SECONDS: Final = 4.0
 FINISH_SECONDS: Final = 5.0  # for what has begun when the user interrupts
 SHOWN_SESSIONS: Final = 5
 
