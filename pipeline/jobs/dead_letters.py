@@ -7,7 +7,8 @@ It writes three tables:
   queues.
 - `poison`, by `namespace`, `entity`, `reason`, `fingerprint` (`pipeline.jobs.fingerprints`): `messages`, `firstTime`,
   `lastTime`, `masked`, and of up to three of them `samples` and `messageIds`. `isOfBody`: the fingerprint is of the
-  body. It is of the description if the ledger has no bodies, as without `bodies` in the journal's mode.
+  body. It is of the description if the ledger has no bodies, as without `bodies` in the journal's mode. Of bodies that
+  are no text, `masked` is "binary", and samples say the length and the first bytes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,9 +20,9 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from pipeline.jobs import plots, running
 from pipeline.jobs.auditing.identities import MAX_MOVES
-from pipeline.jobs.fingerprints import fingerprint, masked, text_of
+from pipeline.jobs.fingerprints import BINARY, binary_sample, fingerprint, is_binary, masked, text_of
 from pipeline.jobs.ledger import ENTERS, MOVED, LedgerError, captured_files, kept, normalized, read
-from pipeline.jobs.report import Report, Section, Table, labels
+from pipeline.jobs.report import Headline, Report, Section, Table, counted, labels
 from pyspark_peeklock.errors import JournalRefused
 from pyspark_peeklock.records import columns_of
 
@@ -36,6 +37,7 @@ _ORIGIN = {
 }
 _DEAD_LETTER_QUEUES = ("deadletter", "transferdeadletter")
 _SHOWN = 30
+_SHOWN_CHARACTERS = 120  # of what is masked; the table that is written has more
 
 
 def dead_letters(ledger: DataFrame) -> DataFrame:
@@ -140,14 +142,20 @@ def poison(dead: DataFrame, *, samples: bool = True) -> DataFrame:
     text = F.coalesce(text_of(F.col("body")), F.make_valid_utf8("description"), F.lit(""))
     each = dead.withColumn("text", text).withColumn("maskedText", masked(F.col("text")))
     each = each.withColumn("isOfBody", F.col("body").isNotNull())
-    sample = F.struct("eventTime", F.substring("text", 1, SAMPLE_CHARACTERS).alias("text"), "messageId")
+    # The fingerprint is of what the bytes are as text, as it was before they were told apart.
+    is_no_text = F.col("isOfBody") & is_binary(F.col("body"))
+    sampled = F.when(is_no_text, binary_sample(F.col("body"))).otherwise(F.substring("text", 1, SAMPLE_CHARACTERS))
+    each = each.withColumn("sampled", sampled)
+    shown_mask = F.when(is_no_text, F.lit(BINARY)).otherwise(F.substring("maskedText", 1, SAMPLE_CHARACTERS))
+    each = each.withColumn("shownMask", shown_mask)
+    sample = F.struct("eventTime", F.col("sampled").alias("text"), "messageId")
     groups = each.groupBy(
         *("namespace", "entity", "reason", "isOfBody"), fingerprint(F.col("maskedText")).alias("fingerprint")
     ).agg(
         F.count(F.lit(1)).alias("messages"),
         F.min("eventTime").alias("firstTime"),
         F.max("eventTime").alias("lastTime"),
-        F.min(F.substring("maskedText", 1, SAMPLE_CHARACTERS)).alias("masked"),
+        F.min("shownMask").alias("masked"),
         # The newest: `max_by` keeps one or a few, where a list would keep all.
         F.max_by(sample, "eventTime", SAMPLES).alias("found"),
     )
@@ -182,12 +190,14 @@ def report(summed: DataFrame, waiting: DataFrame, alike: DataFrame) -> Report:
     hours = summed.groupBy(seconds, "reason").agg(F.sum("messages").alias("messages")).collect()
     times = running.hours_between([row.seconds for row in hours])
     counts = {(row.seconds, row.reason): row.messages for row in hours}
-    top = [row.reason for row in reasons[:5]]
+    top = [row.reason for row in reasons[: plots.MAX_LINES]]
     drawn = []
     if total:
         drawn.append(plots.bars("Dead letters by entity", dict(list(by_entity.items())[:12]), "messages"))
+    if len(times) > 1:
         series = {reason: [counts.get((hour, reason), 0) for hour in times] for reason in top}
-        drawn.append(plots.lines("Dead letters by hour", [running.hour_of(hour) for hour in times], series, "messages"))
+        title = "Dead letters by hour" + (f", the {len(top)} most frequent reasons" if len(reasons) > len(top) else "")
+        drawn.append(plots.lines(title, [running.hour_of(hour) for hour in times], series, "messages"))
     queue_rows = waiting.sort(F.desc("waiting"), "namespace", "entity").collect()
     groups = alike.sort(F.desc("messages"), "namespace", "entity", "fingerprint")
     shown = [
@@ -196,7 +206,7 @@ def report(summed: DataFrame, waiting: DataFrame, alike: DataFrame) -> Report:
             row.entity,
             row.reason,
             row.fingerprint,
-            row.masked,
+            _cut(row.masked),
             "\n".join(row.messageIds),
             row.firstTime,
             row.lastTime,
@@ -249,17 +259,18 @@ def report(summed: DataFrame, waiting: DataFrame, alike: DataFrame) -> Report:
             ],
         ),
     ]
-    text = (
-        f"{total:,} messages were dead-lettered, for {len(reasons)} reasons."
-        if total
-        else "No message was dead-lettered."
-    )
-    facts = [
-        ("Entities", len(by_entity)),
-        ("Fingerprints", alike.count()),
-        ("Waiting", sum(row.waiting for row in queue_rows)),
-    ]
-    return Report("Dead letters", text, "plain" if total else "good", facts, sections)
+    waiting_now = sum(row.waiting for row in queue_rows)
+    text = "No message was dead-lettered."
+    if total:
+        text = f"{counted(total, 'message was', 'messages were')} dead-lettered, for {counted(len(reasons), 'reason')}."
+        text += f" Most often: {reasons[0].reason} ({reasons[0].messages:,})." if len(reasons) > 1 else ""
+    facts = [("Entities", len(by_entity)), ("Fingerprints", alike.count()), ("Waiting", waiting_now)]
+    headline = Headline(total, f"dead-lettered, of which {waiting_now:,} wait" if total else "dead-lettered")
+    return Report("Dead letters", text, "plain" if total else "good", facts, sections, headline)
+
+
+def _cut(text: str | None) -> str | None:
+    return text if text is None or len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
 def _job(arguments: Sequence[str]) -> int:

@@ -32,7 +32,7 @@ from broker.pairing.syphon.options import SyphonOptions
 from broker.settings.config import Log, LogLevel
 from pipeline.jobs import running
 from pipeline.jobs.changing.draining import Drained, End, Plan, drain
-from pipeline.jobs.report import Report, Section, Table
+from pipeline.jobs.report import Duration, Headline, Report, Section, Table, counted
 from pipeline.jobs.running import WrongUse
 from protocol import conditions
 from protocol.client.connection import connect_to
@@ -210,11 +210,17 @@ def report(name: str, before: DataFrame, after: DataFrame, results: Sequence[Dra
         dead.update(each.dead_lettered)
     undone = [each for each in results if each.end is not End.DRAINED]
     if not is_applied:
-        text, mood = f"Dry run, nothing was changed: {there:,} messages are in the backlog of {name}.", "plain"
+        text, mood = (
+            f"Dry run, nothing was changed: {counted(there, 'message is', 'messages are')} in the backlog of {name}.",
+            "plain",
+        )
     else:
-        text = f"{moved:,} messages moved to {name}, {left:,} are left in its backlog."
+        text = (
+            f"{counted(moved, 'message')} moved to {name}, {left:,} {'is' if left == 1 else 'are'} left in its backlog."
+        )
         text += f" {dead.total():,} dead-lettered." if dead else ""
-        text += f" {len(undone)} of {len(results)} queues were not drained to their end." if undone else ""
+        if undone:
+            text += f" {len(undone)} of {counted(len(results), 'queue')} not drained to the end."
         mood = "bad" if undone or dead else "good"
     columns = ("Queue", "Entity", "Messages", "Deferred", "Sessions", "Oldest (UTC)")
     tables = [("Before", lay), *([("After", lies)] if is_applied else [])]
@@ -223,10 +229,17 @@ def report(name: str, before: DataFrame, after: DataFrame, results: Sequence[Dra
     ]
     if results:
         done = [
-            (each.queue, each.end, each.moved, each.seconds, each.moved / max(each.seconds, 0.001), each.text)
+            (
+                each.queue,
+                each.end,
+                each.moved,
+                Duration(each.seconds * 1000),
+                each.moved / max(each.seconds, 0.001),
+                each.text,
+            )
             for each in results
         ]
-        shown = Table("Queues", ("Queue", "End", "Moved", "Seconds", "Per second", "What is known"), done)
+        shown = Table("Queues", ("Queue", "End", "Moved", "Time", "Per second", "What is known"), done)
         dead_letters = Table(
             "Dead letters of backlog queues",
             ("Reason", "Messages"),
@@ -235,7 +248,8 @@ def report(name: str, before: DataFrame, after: DataFrame, results: Sequence[Dra
         )
         sections.append(Section("What was done", "", (), [shown, *([dead_letters] if dead else [])]))
     facts = [("Before", there), ("Moved", moved), ("Left", left), ("Dead-lettered", dead.total())]
-    return Report(f"Drain of the backlog of {name}", text, mood, facts, sections)
+    headline = Headline(moved, "moved") if is_applied else Headline(there, "in the backlog")
+    return Report(f"Drain of the backlog of {name}", text, mood, facts, sections, headline)
 
 
 def _parser() -> Any:

@@ -15,14 +15,13 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from pipeline.jobs import plots, running
 from pipeline.jobs.ledger import has_place, kept, normalized, read
-from pipeline.jobs.report import Report, Section, Table, labels
+from pipeline.jobs.report import Duration, Headline, Report, Section, Table, counted, duration, labels
 
 MEASURES: Final = ("delivered", "completed")
 _SHARES: Final = {50: 0.5, 95: 0.95, 99: 0.99}
 _ACCURACY = 10_000  # of approx_percentile: the rank is wrong by at most 1/10,000 of the messages
 _PLACE = ("namespace", "partition", "epoch", "entity", "entityId", "subQueue", "sequenceNumber")
-_SHOWN_ENTITIES, _DRAWN_ENTITIES, _LINES = 20, 12, 6
-_WHOLE_MS = 100
+_SHOWN_ENTITIES, _DRAWN_ENTITIES = 20, 12
 
 
 def waits(ledger: DataFrame, sub_queues: Sequence[str] = ("active",)) -> DataFrame:
@@ -96,7 +95,7 @@ def report(found: DataFrame) -> Report:
             }
             drawn = [plots.points(f"Until {measure}, by entity", percentiles, "ms"), *_by_hour(found, measure, names)]
         table = Table(
-            f"Milliseconds from enqueued to {'the first delivery' if measure == 'delivered' else 'completion'}",
+            f"From enqueued to {'the first delivery' if measure == 'delivered' else 'completion'}",
             (
                 "Namespace",
                 "Entity",
@@ -105,30 +104,36 @@ def report(found: DataFrame) -> Report:
                 "p95",
                 "p99",
                 "Longest",
-                "p50 approx.",
-                "p95 approx.",
-                "p99 approx.",
             ),
             [
                 (
                     row.namespace,
                     row.entity,
                     row.messages,
-                    *map(_rounded, (row.p50, row.p95, row.p99, row.longest)),
-                    *map(_rounded, (row.approx50, row.approx95, row.approx99)),
+                    *map(Duration, (row.p50, row.p95, row.p99, row.longest)),
                 )
                 for row in own[:_SHOWN_ENTITIES]
             ],
             total=len(own),
         )
         sections.append(Section(f"Until {measure}", "", drawn, [table]))
-    text = f"{messages:,} messages were delivered." if messages else "No message was delivered within the ledger."
-    return Report("Delivery latency", text, "plain", [("Entities", len({row.entity for row in overall}))], sections)
+    entities = [("Entities", len({(row.namespace, row.entity) for row in overall}))]
+    delivered = [row for row in overall if row.measure == "delivered"]
+    if not delivered:
+        text, headline = "No message was delivered within the ledger.", None
+    else:
+        slowest = max(delivered, key=lambda row: row.p99)
+        text = f"{counted(messages, 'message was', 'messages were')} delivered, at the latest after "
+        text += f"{duration(max(row.longest for row in delivered))}."
+        name = labels((row.namespace, row.entity) for row in delivered)[slowest.namespace, slowest.entity]
+        of = f" of {name}, the slowest of {len(delivered):,}" if len(delivered) > 1 else f" of {name}"
+        headline = Headline(Duration(slowest.p99), f"until 99 of 100 messages{of} were delivered")
+    return Report("Delivery latency", text, "plain", entities, sections, headline)
 
 
 def _by_hour(found: DataFrame, measure: str, names: Mapping[tuple[str, str], str]) -> list[str]:
     """Lines of the first of `names`, or none if the ledger is of one hour."""
-    shown = dict(list(names.items())[:_LINES])
+    shown = dict(list(names.items())[: plots.MAX_LINES])
     rows = (
         found.filter((F.col("measure") == measure) & F.col("hour").isNotNull())
         .filter(F.col("entity").isin([entity for _, entity in shown]))
@@ -148,11 +153,6 @@ def _by_hour(found: DataFrame, measure: str, names: Mapping[tuple[str, str], str
         title = f"{share} until {measure}, by hour"
         drawn.append(plots.lines(title, [running.hour_of(seconds) for seconds in times], series, "ms", log=True))
     return drawn
-
-
-def _rounded(milliseconds: float) -> float:
-    """Whole ones where a fraction tells nothing."""
-    return round(milliseconds) if milliseconds >= _WHOLE_MS else milliseconds
 
 
 def _job(arguments: Sequence[str]) -> int:

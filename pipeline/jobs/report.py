@@ -11,6 +11,8 @@ from markupsafe import Markup
 _NOT_PRINTED: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _COLUMN_NAME: Final = re.compile("[a-z]+([A-Z][a-z]*)*")
 MAX_CELL_CHARACTERS: Final = 500
+_SECOND_MS: Final = 1000
+_UNITS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (_SECOND_MS, "s"))
 
 
 class Table(NamedTuple):
@@ -32,6 +34,13 @@ class Section(NamedTuple):
     tables: Sequence[Table] = ()
 
 
+class Headline(NamedTuple):
+    """The one figure that a reader came for, and in a few words of what it is."""
+
+    value: Any
+    text: str
+
+
 class Report(NamedTuple):
     """`mood` of the verdict is "good", "bad", or "plain". `facts` are names and values below it."""
 
@@ -40,6 +49,11 @@ class Report(NamedTuple):
     mood: str
     facts: Sequence[tuple[str, Any]]
     sections: Sequence[Section]
+    headline: Headline | None = None
+
+
+class Duration(float):
+    """Milliseconds, which pages show in the unit that people would say them in."""
 
 
 def shown(value: Any) -> str:
@@ -52,6 +66,8 @@ def shown(value: Any) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, Duration):
+        return duration(value)
     if isinstance(value, int):
         return f"{value:,}".replace(",", "\u202f")
     if isinstance(value, float):
@@ -61,6 +77,28 @@ def shown(value: Any) -> str:
         return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
     text = _NOT_PRINTED.sub("\ufffd", str(value))
     return text if len(text) <= MAX_CELL_CHARACTERS else f"{text[:MAX_CELL_CHARACTERS]}…"
+
+
+def duration(milliseconds: float) -> str:
+    """Three digits in the largest unit of which there is at least one: "850 ms", "1.3 s", "2.5 min", "26 h", "3 d".
+
+    Hours go up to two days, minutes to two hours, seconds to two minutes: "90 s" says more than "1.5 min".
+    """
+    for size, unit in _UNITS:
+        if milliseconds >= 2 * size or size == _SECOND_MS <= milliseconds:
+            return f"{_digits(milliseconds / size)}\u202f{unit}"
+    return f"{_digits(milliseconds)}\u202fms"
+
+
+def _digits(value: float) -> str:
+    """Three digits, without zeros at the end: 1.3, 12.5, 250, 0.004."""
+    text = f"{value:.3g}" if value < 999.5 else f"{value:,.0f}".replace(",", "\u202f")
+    return f"{value:.5f}".rstrip("0").rstrip(".") if "e" in text else text
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """ "1 message", "2,000 messages"; `many` where it is not `one` with an s."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def labels(places: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:

@@ -28,7 +28,7 @@ from pipeline.jobs import running
 from pipeline.jobs.changing.completing import Outcome, Wanted, complete
 from pipeline.jobs.changing.destination import duplicates
 from pipeline.jobs.changing.repairing import REPAIRABLE, Unrepairable, message_id, repaired
-from pipeline.jobs.report import Report, Section, Table, shown
+from pipeline.jobs.report import Headline, Report, Section, Table, counted, shown
 from pipeline.jobs.running import NotDone, WrongUse
 from protocol.errors import ProtocolError
 from pyspark_peeklock.options import SUB_QUEUES, Access
@@ -334,13 +334,18 @@ def report(
 ) -> Report:
     """The page of a run."""
     refused = counts.chosen - counts.valid
+    chosen = counted(counts.chosen, "dead letter")
     if not is_applied:
-        text = f"Dry run, nothing was changed: {counts.valid:,} of {counts.chosen:,} dead letters of {work.entity}"
+        text = f"Dry run, nothing was changed: {counts.valid:,} of {chosen} of {work.entity}"
         text, mood = f"{text} would be sent to {work.target}.", "plain"
     elif done is None:
-        text, mood = f"Nothing to send: {counts.chosen:,} dead letters of {work.entity} chosen, none valid.", "plain"
+        text, mood = (
+            f"Nothing to send: {chosen} of {work.entity} chosen, none valid.",
+            "plain",
+        )
     else:
-        text = f"{counts.valid:,} messages sent to {work.target}, {len(done.completed):,} dead letters completed"
+        text = f"{counted(counts.valid, 'message')} sent to {work.target}, "
+        text += f"{counted(len(done.completed), 'dead letter')} completed"
         text += f", {len(done.gone):,} gone meanwhile" if done.gone else ""
         text += f", {len(done.left):,} LEFT although they were sent" if done.left else ""
         text, mood = text + ".", "bad" if done.left else "good"
@@ -395,7 +400,8 @@ def report(
         note = "Those that are still there: run it again with the same round."
         table = Table("Sent, and not completed here", ("Sequence number", "What"), lines[:_SHOWN], note, len(lines))
         sections.insert(0, Section("To look at", "", (), [table]))
-    return Report(f"Resubmission of {work.entity}", text, mood, facts, sections)
+    headline = Headline(counts.valid, "would be sent" if not is_applied else "sent" if done else "to send")
+    return Report(f"Resubmission of {work.entity}", text, mood, facts, sections, headline)
 
 
 def _parser() -> Any:

@@ -29,7 +29,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pipeline.jobs import plots, running
 from pipeline.jobs.auditing.identities import is_accepted
 from pipeline.jobs.ledger import kept, normalized, read
-from pipeline.jobs.report import Report, Section, Table, labels
+from pipeline.jobs.report import Headline, Report, Section, Table, counted, labels
 
 OPERATION_BYTES: Final = 64 << 10
 # The names that a pairing gives its backlog queues: of the primary, then this, then an index.
@@ -207,11 +207,16 @@ def report(used: DataFrame, drained: DataFrame, prices: Prices | None) -> Report
             ],
         ),
     ]
-    text = f"{total['operations']:,} operations: {total['sends']:,} sends and {total['receives']:,} receives."
+    text = f"{counted(total['operations'], 'operation')}: {counted(total['sends'], 'send')} and "
+    text += f"{counted(total['receives'], 'receive')}."
+    headline = Headline(total["operations"], "operation" if total["operations"] == 1 else "operations")
     if prices is not None:
-        text += f" They cost {total['cost']:,.2f} {prices.currency}."
+        text += f" {'It costs' if total['operations'] == 1 else 'They cost'} {total['cost']:,.2f} {prices.currency}."
+        headline = Headline(
+            f"{total['cost']:,.2f} {prices.currency}", f"for {counted(total['operations'], 'operation')}"
+        )
     facts = [("Days", len(days)), ("Entities", len(entities)), ("Pings", total["pings"]), ("Syphoned messages", moved)]
-    return Report("Usage and cost", text, "plain", facts, sections)
+    return Report("Usage and cost", text, "plain", facts, sections, headline)
 
 
 def _job(arguments: Sequence[str]) -> int:

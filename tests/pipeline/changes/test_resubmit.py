@@ -196,7 +196,7 @@ def test_of_a_subscription_they_go_to_the_topic_and_properties_keep_their_types(
     others = "map_filter(applicationProperties, (k, v) -> k NOT IN ('v', 'gone'))"
     changed = f"map_concat({others}, map('v', '2', 'new', 'n'))"
     assert run("news/subscriptions/all", "--set", f"applicationProperties={changed}", "--apply") == 0
-    assert "1 messages sent to news, 1 dead letters completed." in capsys.readouterr().out
+    assert "1 message sent to news, 1 dead letter completed." in capsys.readouterr().out
     [found] = take(broker, "news/subscriptions/all")
     properties = found.application_properties
     assert properties == {"v": 2, "kept": 3, "new": "n"}

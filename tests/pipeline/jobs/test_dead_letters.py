@@ -85,6 +85,23 @@ def test_any_body_has_a_fingerprint(spark):
         assert len(each.samples[0]) <= dead_letters.SAMPLE_CHARACTERS
 
 
+def test_bodies_that_are_no_text_are_named_so(spark):
+    history = History()
+    texts = ["", "näme ☃ \U0001f600", "tab\tand\r\nlines \x1b[31mred", "a" * (64 << 10) + "☃" * (70 << 10)]
+    binaries = [b"\xff\xfe\x00" * 20, b"\x00", b"a" * 40 + b"\x01", b"\xc3"]
+    for body in [*(text.encode() for text in texts), *binaries]:
+        dead(history, "orders", body)
+    found = groups(spark, history)
+    named = sorted(row.samples[0] for row in found if row.masked == "binary")
+    assert named == [
+        "binary, 1 bytes: 00",
+        "binary, 1 bytes: c3",
+        f"binary, 41 bytes: {'61' * 32}…",
+        f"binary, 60 bytes: {'fffe00' * 10}fffe…",
+    ]
+    assert len(found) == len(texts) + len(binaries)
+
+
 def test_without_bodies_the_descriptions_are_compared(spark):
     history = History()
     for number in range(3):
