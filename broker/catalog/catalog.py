@@ -32,6 +32,7 @@ from broker.namespace.entities import (
     QueueDescription,
     SubscriptionDescription,
     TopicDescription,
+    in_lower_case,
 )
 from broker.namespace.rule_descriptions import DEFAULT_RULE, FILTER_KINDS, RuleDescription
 from broker.settings.config import FORWARDING, MAX_RULES, MAX_SUBSCRIPTIONS, ConfigurationError, Partitioning, Refusal
@@ -207,10 +208,13 @@ def reconcile(
     declared_rules: Mapping[str, Sequence[RuleDescription]] | None = None,
     partitioning: Partitioning = _PARTITIONING,
     partitions: int | None = None,
+    *,
+    keep_case: bool = False,
 ) -> Reconciled:
     """Create declared entities that are missing, update those that differ, and copy the catalog to all partitions.
 
-    Entities that are not declared stay.
+    Entities that are not declared stay. New queues and topics are named in lower case, unless they `keep_case`; those
+    that exist keep their names.
 
     `stores` are those of all partitions, in order; or, on one of several machines, by partition, those that are there,
     the home's among them, of so many `partitions`: the others follow the home. A topic is declared before its
@@ -222,7 +226,7 @@ def reconcile(
     versions = {partition: catalog_version(store) for partition, store in here.items()}
     version = max(versions.values())
     latest = next(here[partition] for partition, found in versions.items() if found == version)
-    catalog = _Catalog(latest, partitions or len(here), now_ms, partitioning)
+    catalog = _Catalog(latest, partitions or len(here), now_ms, partitioning, keep_case=keep_case)
     catalog.delete_unused(here)
     for wanted in declared:
         catalog.declare(wanted)
@@ -269,7 +273,9 @@ def set_version(store: Store, version: int) -> None:
 class _Catalog:
     """The entities and rules that all partitions are to have."""
 
-    def __init__(self, store: Store, partitions: int, now_ms: int, partitioning: Partitioning) -> None:
+    def __init__(
+        self, store: Store, partitions: int, now_ms: int, partitioning: Partitioning, *, keep_case: bool
+    ) -> None:
         """`partitions` is the number of partitions of the namespace."""
         self.changed = False
         self.created: dict[str, None] = {}  # paths
@@ -278,6 +284,7 @@ class _Catalog:
         self.next_id = next_entity_id(store)
         self._partitions = partitions
         self._partitioning = partitioning
+        self._keep_case = keep_case
         self._now_ms = now_ms
         stored = (_definition(*entity) for entity in self.entities.items())
         self._by_path = {item.description.path.lower(): item for item in stored}
@@ -310,6 +317,8 @@ class _Catalog:
         known = self._by_path.get(wanted.path.lower())
         wanted = with_partitioning(wanted, None if known is None else known.description, self._partitioning)
         if known is None:
+            if not self._keep_case:
+                wanted = in_lower_case(wanted)
             partitions = place(wanted, self._partitions) if topic is None else topic.partitions
             self._put(Definition(self.next_id, wanted, self._now_ms, self._now_ms, partitions))
             self.created[wanted.path] = None

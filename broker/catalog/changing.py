@@ -33,6 +33,7 @@ from broker.namespace.entities import (
     Description,
     SubscriptionDescription,
     TopicDescription,
+    in_lower_case,
 )
 from broker.namespace.tiers import Sku, refusals
 from broker.settings.config import FORWARDING, Partitioning
@@ -64,11 +65,14 @@ class Index(Protocol):
 
 
 class Limits(NamedTuple):
-    """The settings that changes depend on. `lock_ms` is the longest duration of a lock."""
+    """The settings that changes depend on. `lock_ms` is the longest duration of a lock. New queues and topics are named
+    in lower case, unless the broker `keeps_case`.
+    """
 
     partitioning: Partitioning = Partitioning()
     lock_ms: int = 5 * MINUTE_MS
     sku: Sku | None = None
+    keeps_case: bool = False
 
 
 class Changing:
@@ -80,6 +84,7 @@ class Changing:
         self._partitioning = limits.partitioning
         self._lock_ms = limits.lock_ms
         self._sku = limits.sku
+        self._keeps_case = limits.keeps_case
 
     def created(self, wanted: Description, topic: Definition | None, entity_id: int, now_ms: int) -> Definition:
         """The definition of a new entity with this id. `topic` is that of a subscription.
@@ -92,6 +97,8 @@ class Changing:
             raise ServerBusy(f"'{wanted.path}' is being deleted, because nobody used it. Please try again.")
         if self._index.find(wanted.path) is not None:
             raise EntityAlreadyExists(f"The messaging entity '{wanted.path}' already exists.")
+        if not self._keeps_case:
+            wanted = in_lower_case(wanted)
         if not {".", ".."}.isdisjoint(wanted.name.split("/")):  # no URL has them; what is stored or declared stays
             raise InvalidArgument(f"{wanted.kind} '{wanted.path}': a segment is . or .. alone. {names.OF_SEGMENTS}")
         wanted = with_partitioning(wanted, None, self._partitioning)

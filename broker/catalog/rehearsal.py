@@ -59,7 +59,8 @@ def _of_entities(settings: Settings, now_ms: int) -> list[Refusal | str]:
     try:
         if found.partitions < settings.partitions:
             reconcile(stores[: found.partitions], (), now_ms)  # entities stay where they are
-        reconcile(stores, settings.entities, now_ms, settings.rules, settings.partitioning)
+        keep_case = settings.keep_case_of_names
+        reconcile(stores, settings.entities, now_ms, settings.rules, settings.partitioning, keep_case=keep_case)
     except CannotReconcile as error:
         return [*error.refusals, *forwarding_problems(settings.entities)]
     return list(forwarding_problems(settings.entities))

@@ -18,6 +18,7 @@ MINUTE_MS = 60 * SECOND_MS
 DAY_MS = 24 * 60 * MINUTE_MS
 MAX_LOCK_MS = 7 * DAY_MS
 
+MAX_NAME_CHARACTERS = 260
 MAX_HOPS = 4  # how often a message is forwarded at most (amqp.md 13.1)
 
 
@@ -33,7 +34,7 @@ def _names_no_subscription(name: str) -> str:
 
 EntityName = Annotated[
     str,
-    StringConstraints(min_length=1, max_length=260, pattern=r"^[A-Za-z0-9](?:[\w./~-]*[\w-])?$"),
+    StringConstraints(min_length=1, max_length=MAX_NAME_CHARACTERS, pattern=r"^[A-Za-z0-9](?:[\w./~-]*[\w-])?$"),
     AfterValidator(_names_no_subscription),
 ]
 # Behind the second form is what is added to the names that clients of JMS choose (`protocol.subscribers`).
@@ -244,6 +245,16 @@ class SubscriptionDescription(SubscriptionProperties):
 
 
 Description = QueueDescription | TopicDescription | SubscriptionDescription
+
+
+def in_lower_case(new: Description) -> Description:
+    """A new entity as the cloud names it: a queue or topic in lower case, and a subscription as it is."""
+    if isinstance(new, SubscriptionDescription):
+        return new
+    name = new.name.lower()  # as paths are compared
+    # A letter may become two, so the name of a valid description could be too long for one.
+    return new.model_copy(update={"name": name}) if len(name) <= MAX_NAME_CHARACTERS else new
+
 
 KEPT_FOR_CLIENTS = (
     "enable_express",

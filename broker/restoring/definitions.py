@@ -82,9 +82,12 @@ class Definitions:
 
     @classmethod
     def declared(cls, settings: Settings, now_ms: int) -> Self:
-        """Raises CannotReconcile."""
+        """With the names as they are declared: versions that captured no definitions made them so.
+
+        Raises CannotReconcile.
+        """
         stores = [MemoryStore() for _ in range(settings.partitions)]
-        reconcile(stores, settings.entities, now_ms, settings.rules, settings.partitioning)
+        reconcile(stores, settings.entities, now_ms, settings.rules, settings.partitioning, keep_case=True)
         rules = tuple(stores[0].scan(Table.RULES, *_ALL))
         return cls(settings.partitions, tuple(definitions(stores[0])), rules, "the configuration")
 

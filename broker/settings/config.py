@@ -751,6 +751,12 @@ class Settings(Frozen):
         description="The tier that the namespace shows to administration clients, and whose sizes it takes: standard "
         "refuses those of Premium, premium has its own ranges. Off shows Standard and takes both.",
     )
+    keep_case_of_names: bool = Field(
+        False,
+        description="New queues and topics are named as they are declared or requested. Else they are named in lower "
+        "case, as in the cloud. They are found in any case, and those that exist keep their names. Names of "
+        "subscriptions and rules always keep their case.",
+    )
     shutdown_timeout_ms: int = Field(
         10 * SECOND_MS,
         ge=100,

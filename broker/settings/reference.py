@@ -94,8 +94,9 @@ _QUEUES = """\
 ## queues
 
 Each `[[queues]]` is created when it is missing, and updated when a property differs. A queue that is no longer
-declared stays. Names are compared without regard to case. These properties cannot change after the creation, and the
-broker does not start if they differ: {immutable}.
+declared stays. Names are compared without regard to case, and a new queue or topic is named in lower case
+(`keep_case_of_names`). These properties cannot change after the creation, and the broker does not start if they
+differ: {immutable}.
 
 """
 

@@ -127,6 +127,7 @@ def _reconcile(
                 settings.rules,
                 settings.partitioning,
                 settings.partitions,
+                keep_case=settings.keep_case_of_names,
             )
         except StoreFull as error:
             if is_new:

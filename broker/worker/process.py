@@ -135,7 +135,12 @@ def run(instructions: Instructions, serve: Callable[[Worker], None], pulse: Sign
         touching,
         turns,
         pulse.beat,
-        Limits(settings.partitioning, settings.delivery.max_lock_duration_ms, settings.sku),
+        Limits(
+            settings.partitioning,
+            settings.delivery.max_lock_duration_ms,
+            settings.sku,
+            settings.keep_case_of_names,
+        ),
         heartbeats,
     )
     turns.checkpointer.start()

@@ -100,6 +100,18 @@ def test_a_queue_from_creation_to_deletion(peeklock, told, error):
     assert error(1, "queue", "show", "orders").startswith("peeklock: orders: ")
 
 
+@pytest.mark.parametrize("kind", ["queue", "topic"])
+def test_what_was_created_is_told_by_the_name_that_it_has(peeklock, told, kind):
+    assert peeklock(kind, "create", f"Mixed/{kind}").stdout == f"{kind} mixed/{kind} created\n"
+    assert told(kind, "show", f"MIXED/{kind}")["name"] == f"mixed/{kind}"
+    assert f"mixed/{kind}" in [each["name"] for each in told(kind, "list")]
+    if kind == "topic":
+        made = peeklock("subscription", "create", "Mixed/topic/Mine").stdout
+        assert made == "subscription Mixed/topic/Mine created\n"
+        assert [each["name"] for each in told("subscription", "list", "mixed/topic")] == ["Mine"]
+    assert peeklock(kind, "delete", f"Mixed/{kind}", "--yes").exit_code == 0
+
+
 def test_deleting_asks_first(peeklock, told):
     peeklock("queue", "create", "asked")
     result = peeklock("queue", "delete", "asked", input="n\n")

@@ -135,7 +135,7 @@ def test_every_property_but_the_immutable_can_be_updated(stores):
 @pytest.mark.parametrize("name", QueueDescription.immutable)
 @pytest.mark.parametrize("stored", [True, False])
 def test_an_immutable_difference_names_entity_property_and_values(stores, name, stored):
-    reconcile(stores, [queue("Orders", **{name: stored})], T0)
+    reconcile(stores, [queue("Orders", **{name: stored})], T0, keep_case=True)
     before = [contents(store) for store in stores]
     words = {True: "true", False: "false"}
     with pytest.raises(
@@ -160,7 +160,7 @@ def test_the_user_is_told_as_of_any_wrong_configuration():
 
 
 def test_names_are_one_in_any_case_and_keep_their_first_spelling(stores):
-    reconcile(stores, [queue("Orders")], T0)
+    reconcile(stores, [queue("Orders")], T0, keep_case=True)
     assert reconcile(stores, [queue("ORDERS")], T1) == Reconciled(1, (), (), ())
     reconcile(stores, [queue("orders", max_delivery_count=3)], T2)
     assert [item.description.name for item in definitions(stores[0])] == ["Orders"]
@@ -543,7 +543,7 @@ def test_a_subscriptions_first_rules_survive_a_crash_between_partitions(stores, 
 
 
 def test_a_subscription_keeps_the_spelling_of_its_topic(stores):
-    reconcile(stores, [topic("Prices")], T0)
+    reconcile(stores, [topic("Prices")], T0, keep_case=True)
     result = reconcile(stores, [topic("prices"), subscription(topic="PRICES")], T1)
     assert result.created == ("Prices/Subscriptions/audit",)
     assert reconcile(stores, [topic("prices"), subscription("AUDIT", topic="prices")], T2).created == ()

@@ -61,6 +61,7 @@ class Broker:
 
     def __init__(self, partitioning: Partitioning | None = None) -> None:
         self.partitioning = partitioning or Partitioning(max_entities=3)
+        self.keeps_case = False
         self.stores = [MemoryStore() for _ in range(PARTITIONS)]
         reconcile(self.stores, ENTITIES, T0)
         self.partitions: dict[int, Partition] = {}
@@ -87,7 +88,9 @@ class Broker:
         stores = dict(enumerate(self.stores))
         self.copies[worker] = copies = Copies(of_worker, stores, lambda partition: None)
         if worker == 0:
-            self.home = Home(copies, of_worker, stores, PARTITIONS, Limits(self.partitioning))
+            self.home = Home(
+                copies, of_worker, stores, PARTITIONS, Limits(self.partitioning, keeps_case=self.keeps_case)
+            )
             copies.align(T0)
             self.commit(0, None)
         else:
@@ -232,10 +235,10 @@ def test_a_deletion_after_one_that_was_not_heard_of_does_not_hide_it(broker):
 
 
 def test_what_is_created_is_on_all_partitions_when_the_client_is_answered(broker):
-    properties = {"name": "New", "lock_duration_ms": 60_000, "enable_partitioning": True}
+    properties = {"name": "new", "lock_duration_ms": 60_000, "enable_partitioning": True}
     done = broker.change("create", "queue", properties, None)
     assert done.caller == GATEWAY
-    assert (done.result["name"], done.result["lock_duration_ms"]) == ("New", 60_000)
+    assert (done.result["name"], done.result["lock_duration_ms"]) == ("new", 60_000)
     for partition in broker.partitions.values():
         partition.send(queue_id_of(done.result["entity_id"]), [[LAYOUT, b"m", None, None]], T0)
     broker.check()

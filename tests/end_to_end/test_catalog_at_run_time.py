@@ -120,7 +120,7 @@ def test_a_created_queue_is_used_at_once_on_whichever_partition_it_lives(broker,
         created = create(node, "queue", name=f"Queue-{number}", max_delivery_count=3)
         assert created.status == 200, created
         properties = created.body["properties"]
-        assert (properties["name"], properties["max_delivery_count"]) == (f"Queue-{number}", 3)
+        assert (properties["name"], properties["max_delivery_count"]) == (f"queue-{number}", 3)
         assert properties["partitions"] == [home_partition(f"queue-{number}", PARTITIONS)]
         with RawPeer.connect(broker.amqp_port) as other:
             send(other, f"queue-{number}", b"first")

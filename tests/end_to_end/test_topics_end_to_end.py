@@ -190,7 +190,7 @@ def test_an_error_says_what_kind_of_entity_it_is_about(broker):
             await connection.receiver("prices/subscriptions/disabled")
         return raised.value.description
 
-    assert "SystemTracker:peeklock:Subscription:Prices/Subscriptions/disabled" in run(broker, test)
+    assert "SystemTracker:peeklock:Subscription:prices/Subscriptions/disabled" in run(broker, test)
 
 
 def test_scheduling_waits_at_the_topic_and_can_be_cancelled_there(broker):
@@ -405,11 +405,11 @@ def test_counts_and_requests_are_by_path_and_a_topic_has_no_messages(broker):
     async def test(connection: Connection) -> None:
         await send(connection, "prices", Message.of(b"counted"))
         found = metrics(broker)
-        assert found["peeklock_active_messages", "Prices/Subscriptions/Audit"] == 1
-        assert found["peeklock_active_messages", "Prices"] == 0
-        assert found["peeklock_incoming_messages_total", "Prices"] >= 1
+        assert found["peeklock_active_messages", "prices/Subscriptions/Audit"] == 1
+        assert found["peeklock_active_messages", "prices"] == 0
+        assert found["peeklock_incoming_messages_total", "prices"] >= 1
         counts = await connection.counts()
-        assert (counts["Prices"].active, counts["Prices/Subscriptions/Audit"].active) == (0, 1)
+        assert (counts["prices"].active, counts["prices/Subscriptions/Audit"].active) == (0, 1)
         await received(connection, "prices/subscriptions/audit", 1)
 
     run(broker, test)

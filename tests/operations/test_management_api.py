@@ -8,6 +8,7 @@ import urllib.request
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from http.client import HTTPConnection
+from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
 import pytest
@@ -616,3 +617,40 @@ def test_locks_last_longer_than_in_the_cloud_only_where_a_setting_says_so(broker
         until = receiver.receive(timeout=PATIENCE_S).annotations["x-opt-locked-until"]
         assert 3500 < until / 1000 - time.time() < 3700
         connection.close()
+
+
+@pytest.mark.parametrize("kind", ["Queue", "Topic"])
+def test_a_new_queue_or_topic_is_named_in_lower_case_and_found_in_any_case(call, kind):
+    lower, paths = f"mixed-case/{kind.lower()}", [f"/Mixed-Case/{kind}", f"/MIXED-case/{kind.upper()}"]
+    made = call("PUT", paths[0], entry(kind))
+    assert made[0] == 201
+    found = [made, *(call("GET", path) for path in (*paths, f"/{lower}"))]
+    assert {name_and_id(text) for _, text in found} == {(lower, f"/{lower}")}
+    assert lower in titles(call("GET", f"/$Resources/{kind}s")[1])
+    assert call("PUT", paths[1], entry(kind))[0] == 409
+    assert name_and_id(call("PUT", paths[1], entry(kind), If_Match="*")[1]) == (lower, f"/{lower}")
+    if kind == "Topic":
+        of = "/Mixed-CASE/topic/Subscriptions/Mine"
+        assert name_and_id(call("PUT", of, entry("Subscription"))[1]) == ("Mine", f"/{lower}/Subscriptions/Mine")
+        assert titles(call("GET", f"{paths[1]}/Subscriptions")[1]) == ["Mine"], "a subscription keeps its name"
+    assert call("DELETE", paths[1])[0] == 200
+
+
+def name_and_id(text):
+    """The title of an entry, and the path of its id."""
+    found = ElementTree.fromstring(text)
+    return found.findtext(f"{ATOM}title"), urlsplit(found.findtext(f"{ATOM}id")).path
+
+
+def test_what_is_dead_lettered_and_measured_has_the_stored_name(broker, call):
+    assert call("PUT", "/Mixed-Letters", entry("Queue"))[0] == 201
+    with closing(connected(broker)) as connection:
+        connection.create_sender("Mixed-Letters").send(Message(body="x"))
+        receiver = connection.create_receiver("MIXED-letters")
+        receiver.receive(PATIENCE_S)
+        receiver.reject()
+        dead = connection.create_receiver("Mixed-LETTERS/$DeadLetterQueue").receive(PATIENCE_S)
+        assert dead.annotations["x-opt-deadletter-source"] == "mixed-letters"
+    assert 'entity="mixed-letters"' in broker.get("/metrics")[1]
+    assert "Mixed-" not in broker.get("/metrics")[1]
+    assert call("DELETE", "/mixed-Letters")[0] == 200

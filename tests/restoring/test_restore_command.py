@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from broker.catalog.catalog import Definition
+from broker.catalog.catalog import Definition, definitions
 from broker.cli.all_commands import app
 from broker.namespace.entities import QueueDescription
 from broker.restoring.definitions import Definitions
@@ -285,6 +285,18 @@ def test_without_definitions_those_of_the_configuration_are_taken(tmp_path):
     told = restore(tmp_path, "--config", str(tmp_path / "config.toml"))
     assert "definitions of 1 entities from the configuration" in told
     assert len(restored(tmp_path)) == 1
+
+
+def test_without_definitions_names_are_as_the_configuration_has_them(tmp_path):
+    """They were kept so when such captures were written."""
+    (tmp_path / "config.toml").write_text(CONFIG.replace("orders", "Orders"))
+    written = Written()
+    written.sent(1)
+    written.write(tmp_path / "captured")
+    restore(tmp_path, "--config", str(tmp_path / "config.toml"))
+    assert len(restored(tmp_path)) == 1
+    with LmdbStore(tmp_path / "data/partitions/0", partition_id=0, map_size_bytes=1 << 30, create=False) as store:
+        assert [each.description.name for each in definitions(store)] == ["Orders"]
 
 
 def test_rows_of_more_partitions_than_there_were(tmp_path):

@@ -110,7 +110,8 @@ def entity_app(kind: str) -> typer.Typer:
         if as_json:
             _print(kind, at, made, as_json)
         else:
-            typer.echo(f"{kind} {at.shown} created")
+            name = at.shown if at.subscription else made.title or at.shown
+            typer.echo(f"{kind} {name} created")
 
     @app.command(
         "update", help=f"Change settings of a {kind}; the others stay. An empty TEXT removes a setting. {_NEEDS}"
