@@ -36,6 +36,11 @@ SCENARIOS = (
         "A queue is created with an authorization rule whose key may send to it, and not receive from it.",
     ),
     _scenario("admin-forwarding", "A queue is created that forwards to another; what is sent to it arrives there."),
+    _scenario(
+        "admin-names",
+        "A queue and a topic that are created in mixed case are listed in lower case and found in any case; the source "
+        "of a dead letter is in lower case, too. A subscription keeps its case.",
+    ),
     _scenario("admin-pages", "A list of 120 subscriptions has each of them once."),
     _scenario("admin-namespace", "The namespace tells its name and its tier."),
     _scenario(

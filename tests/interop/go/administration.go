@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -304,6 +305,40 @@ var administrationScenarios = map[string]func(*scene){
 		equal(bodies(receiver.all(1)), []string{"x"}, "what arrives")
 		must(client.DeleteQueue(s.ctx, s.queue, nil))
 		must(client.DeleteQueue(s.ctx, target, nil))
+	},
+
+	"admin-names": func(s *scene) {
+		client := administration(config.Secure)
+		mixed, lower := s.queue+"-Mixed.Case", s.queue+"-mixed.case"
+		// The SDK gives names back as they were asked for, and those of the service in lists.
+		must(client.CreateQueue(s.ctx, mixed, nil))
+		truth(must(client.GetQueue(s.ctx, strings.ToUpper(mixed), nil)) != nil, "it is found in upper case")
+		names := []string{}
+		for pager := client.NewListQueuesPager(nil); pager.More(); {
+			for _, each := range must(pager.NextPage(s.ctx)).Queues {
+				names = append(names, each.QueueName)
+			}
+		}
+		truth(slices.Contains(names, lower) && !slices.Contains(names, mixed), "the queue is listed in lower case")
+		s.queue = mixed
+		s.send("x")
+		deadLetterOne(s.receiver())
+		dead := s.deadLetters()
+		equal(*dead.one().DeadLetterSource, lower, "source of the dead letter")
+		dead.close()
+		must(client.DeleteQueue(s.ctx, strings.ToUpper(mixed), nil))
+
+		must(client.CreateTopic(s.ctx, mixed, nil))
+		must(client.CreateSubscription(s.ctx, strings.ToUpper(mixed), "Mine", nil))
+		names = names[:0]
+		for pager := client.NewListTopicsPager(nil); pager.More(); {
+			for _, each := range must(pager.NextPage(s.ctx)).Topics {
+				names = append(names, each.TopicName)
+			}
+		}
+		truth(slices.Contains(names, lower) && !slices.Contains(names, mixed), "the topic is listed in lower case")
+		equal(subscriptionNames(s, client), []string{"Mine"}, "subscriptions")
+		must(client.DeleteTopic(s.ctx, mixed, nil))
 	},
 
 	"admin-pages": func(s *scene) {

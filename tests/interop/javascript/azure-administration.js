@@ -215,6 +215,26 @@ export const administrationScenarios = {
     await admin.deleteQueue(target);
   },
 
+  async "admin-names"(scene) {
+    const admin = administration();
+    const [mixed, lower] = [`${scene.queue}-Mixed.Case`, `${scene.queue}-mixed.case`];
+    equal((await admin.createQueue(mixed)).name, lower, "name of the new queue");
+    for (const each of [mixed, mixed.toUpperCase(), lower]) equal((await admin.getQueue(each)).name, lower, "name");
+    truth((await names(admin.listQueues())).includes(lower), "it is listed");
+    const queue = new Scene(mixed);
+    await queue.send("x");
+    await deadLetterOne(queue.receiver());
+    equal((await one(queue.deadLetters())).deadLetterSource, lower, "source of the dead letter");
+    await queue.close();
+    await admin.deleteQueue(mixed.toUpperCase());
+
+    equal((await admin.createTopic(mixed)).name, lower, "name of the new topic");
+    truth((await names(admin.listTopics())).includes(lower), "it is listed");
+    equal((await admin.createSubscription(mixed, "Mine")).subscriptionName, "Mine", "name of the subscription");
+    equal(await names(admin.listSubscriptions(lower)), ["Mine"], "subscriptions");
+    await admin.deleteTopic(mixed);
+  },
+
   async "admin-pages"(scene) {
     const admin = administration();
     const expected = range(120).map((number) => `s${String(number).padStart(3, "0")}`);

@@ -11,7 +11,13 @@ from azure.core.exceptions import (
     ResourceExistsError,
     ResourceNotFoundError,
 )
-from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceiver, TransportType
+from azure.servicebus import (
+    ServiceBusClient,
+    ServiceBusMessage,
+    ServiceBusReceiver,
+    ServiceBusSubQueue,
+    TransportType,
+)
 from azure.servicebus.aio import ServiceBusClient as AsyncServiceBusClient
 from azure.servicebus.exceptions import ServiceBusAuthorizationError
 from azure.servicebus.management import (
@@ -257,6 +263,29 @@ def admin_forwarding(scene: Scene) -> None:
             receiver.complete_message(message)
         admin.delete_queue(scene.queue)
         admin.delete_queue(target)
+
+
+@scenario("admin-names")
+def admin_names(scene: Scene) -> None:
+    mixed, lower = f"{scene.queue}-Mixed.Case", f"{scene.queue}-mixed.case"
+    with administration() as admin:
+        # The SDK gives names back as they were asked for, and those of the service in lists.
+        admin.create_queue(mixed)
+        true(lower in [queue.name for queue in admin.list_queues()], "the queue is listed in lower case")
+        true(mixed not in [queue.name for queue in admin.list_queues()], "and in no other")
+        admin.get_queue(mixed.upper())
+        raises(ResourceExistsError, lambda: admin.create_queue(lower), "creating it again")
+        with scene.client.get_queue_sender(mixed) as sender:
+            sender.send_messages(ServiceBusMessage("x"))
+        dead_letter_one(scene.client.get_queue_receiver(mixed.upper()))
+        with scene.client.get_queue_receiver(mixed, sub_queue=ServiceBusSubQueue.DEAD_LETTER) as receiver:
+            equal(one(receiver).dead_letter_source, lower, "source of the dead letter")
+        admin.delete_queue(mixed.upper())
+        admin.create_topic(mixed)
+        true(lower in [topic.name for topic in admin.list_topics()], "the topic is listed in lower case")
+        admin.create_subscription(mixed.upper(), "Mine")
+        equal([each.name for each in admin.list_subscriptions(lower)], ["Mine"], "subscriptions")
+        admin.delete_topic(mixed)
 
 
 @scenario("admin-pages")

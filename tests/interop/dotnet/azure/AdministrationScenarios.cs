@@ -226,6 +226,33 @@ static class AdministrationScenarios
             await admin.DeleteQueueAsync(target);
         },
 
+        ["admin-names"] = async scene =>
+        {
+            var admin = Administration();
+            var (mixed, lower) = (scene.Queue + "-Mixed.Case", scene.Queue + "-mixed.case");
+            Equal((await admin.CreateQueueAsync(mixed)).Value.Name, lower, "name of the new queue");
+            foreach (var name in new[] { mixed, mixed.ToUpperInvariant(), lower })
+                Equal((await admin.GetQueueAsync(name)).Value.Name, lower, "name");
+            Equal((await admin.GetQueueRuntimePropertiesAsync(mixed)).Value.Name, lower, "name in the runtime properties");
+            Truth((await Names(admin.GetQueuesAsync(), queue => queue.Name)).Contains(lower), "it is listed");
+            await Rejects(() => admin.CreateQueueAsync(mixed.ToUpperInvariant()), Exists, "creating it again");
+            await using (var queue = new Scene(mixed))
+            {
+                await queue.Send("x");
+                await DeadLetterOne(queue.Receiver());
+                await using var dead = queue.DeadLetters();
+                Equal((await One(dead)).DeadLetterSource, lower, "source of the dead letter");
+            }
+            await admin.DeleteQueueAsync(mixed.ToUpperInvariant());
+
+            Equal((await admin.CreateTopicAsync(mixed)).Value.Name, lower, "name of the new topic");
+            Truth((await Names(admin.GetTopicsAsync(), topic => topic.Name)).Contains(lower), "it is listed");
+            var subscription = (await admin.CreateSubscriptionAsync(mixed, "Mine")).Value;
+            Equal(subscription.SubscriptionName, "Mine", "name of the subscription");
+            Equal(await Names(admin.GetSubscriptionsAsync(lower), each => each.SubscriptionName), new[] { "Mine" }, "subscriptions");
+            await admin.DeleteTopicAsync(mixed);
+        },
+
         ["admin-pages"] = async scene =>
         {
             var admin = Administration();

@@ -53,6 +53,7 @@ import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
+import java.util.Locale;
 import java.util.Map;
 import java.util.function.Predicate;
 import java.util.stream.IntStream;
@@ -352,6 +353,31 @@ final class AzureAdministration {
             }
             admin.deleteQueue(scene.queue);
             admin.deleteQueue(target);
+        });
+
+        SCENARIOS.put("admin-names", () -> {
+            Scene scene = new Scene("admin-names-Mixed.Case");
+            String mixed = scene.queue;
+            String lower = mixed.toLowerCase(Locale.ROOT);
+            String upper = mixed.toUpperCase(Locale.ROOT);
+            ServiceBusAdministrationClient admin = administration();
+            equal(admin.createQueue(mixed).getName(), lower, "name of the new queue");
+            for (String each : List.of(mixed, upper, lower)) {
+                equal(admin.getQueue(each).getName(), lower, "name");
+            }
+            truth(admin.listQueues().stream().anyMatch(each -> each.getName().equals(lower)), "it is listed");
+            scene.send("x");
+            deadLetterOne(scene.receiver());
+            try (ServiceBusReceiverClient dead = scene.deadLetters()) {
+                equal(one(dead).getDeadLetterSource(), lower, "source of the dead letter");
+            }
+            admin.deleteQueue(upper);
+
+            equal(admin.createTopic(mixed).getName(), lower, "name of the new topic");
+            truth(admin.listTopics().stream().anyMatch(each -> each.getName().equals(lower)), "it is listed");
+            equal(admin.createSubscription(upper, "Mine").getSubscriptionName(), "Mine", "name of the subscription");
+            equal(subscriptions(admin, lower), List.of("Mine"), "subscriptions");
+            admin.deleteTopic(mixed);
         });
 
         SCENARIOS.put("admin-pages", () -> {
