@@ -20,6 +20,7 @@ from storage.apart import CRASH_SIGNALS
 from storage.liveness import LOOK_SECONDS, SHARED_BYTES, SharedSigns, Signs, Silence, is_stopped
 from storage.log.changes import Layer, packable
 from storage.log.checkpointer import READ_BYTES, Answer, Full, Request
+from storage.packed_parts import packed_parts
 from storage.store import StoreDamaged, StoreError
 
 # The net effect is packed in pieces of so many new items, so that the memory for that is small and stays in the caches.
@@ -140,29 +141,27 @@ class Checkpointer:
             return
         if os.fstat(self._memory).st_size < KEPT_BYTES:
             os.ftruncate(self._memory, KEPT_BYTES)  # what is mapped must be there
-        packer = msgpack.Packer(autoreset=False, default=packable)
         sizes = []
         begin = 0
         for partition, layer in layers.items():
             for piece in layer.pieces(PIECE_ITEMS):
-                end = self._put((partition, piece), begin, packer)
+                end = self._put((partition, piece), begin)
                 sizes.append(end - begin)
                 begin = end
         self._ask([Request.CHECKPOINT, sizes, up_to_lsn, positions])
 
-    def _put(self, value: Any, at: int, packer: msgpack.Packer) -> int:
+    def _put(self, value: Any, at: int) -> int:
         """Pack a value into the shared memory; returns the offset behind it. Raises OSError."""
         if extension is not None and at < KEPT_BYTES:
             end: int | None = extension.pack_into(value, self._mapped, at)
             if end is not None:
                 return end
-        packer.reset()
-        packer.pack(value)
-        with packer.getbuffer() as packed:
-            done = 0
-            while done < len(packed):
-                done += os.pwrite(self._memory, packed[done:], at + done)
-            return at + done
+        for part in packed_parts(value, packable):
+            view = memoryview(part)
+            while len(view):
+                written = os.pwrite(self._memory, view, at)
+                view, at = view[written:], at + written
+        return at
 
     def release_memory(self, kept_bytes: int = 0) -> None:
         """Give back what the last checkpoints needed beyond so many bytes. No checkpoint is being made."""

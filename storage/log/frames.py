@@ -22,10 +22,11 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 import msgpack
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from protocol.extension import extension
-from storage.log.changes import packable
+from storage.log.changes import Operation, packable
+from storage.packed_parts import APART_BYTES, packed_parts
 
 VERSION = 2
 _KNOWN_VERSIONS = (1, VERSION)
@@ -150,15 +151,17 @@ class FrameCodec:
 
     def pack_turn(
         self, time_ms: int, changes: list[Any], hints: Sequence[Any], buffer: memoryview | None = None
-    ) -> memoryview:
+    ) -> memoryview | None:
         """The payload of a turn. It must be released before the next is packed.
 
-        If it is in `buffer`, there is room for the frame's head before it.
+        If it is in `buffer`, there is room for the frame's head before it. None if it is for `large_turn`, which then
+        costs less.
         """
         if extension is not None and buffer is not None:
             end = extension.pack_into((time_ms, changes, hints), buffer, FRAME_HEAD_BYTES)
-            if end is not None:
-                return buffer[FRAME_HEAD_BYTES:end]
+            return None if end is None else buffer[FRAME_HEAD_BYTES:end]
+        if extension is None and _has_large(changes):
+            return None
         if self._packed_bytes > BUFFER_BYTES:  # a packer keeps the memory of its largest payload
             self._packer = _packer()
         packer = self._packer
@@ -168,10 +171,21 @@ class FrameCodec:
         self._packed_bytes = len(payload)
         return payload
 
+    def large_turn(self, time_ms: int, changes: list[Any], hints: Sequence[Any]) -> list[bytes]:
+        """The payload of a turn in parts, of which its large values are some: they are not copied."""
+        return packed_parts((time_ms, changes, hints), packable)
+
     def head(self, kind: int, lsn: int, payload: bytes | memoryview) -> bytes:
         """What stands in front of the payload."""
         checksum = xxh3_64_intdigest(payload, self._seed + lsn * _ODD + kind & _MASK)
         return _frame_head.pack(_FRAME_MAGIC, kind, lsn, len(payload), checksum)
+
+    def head_of_parts(self, kind: int, lsn: int, parts: Sequence[bytes]) -> bytes:
+        """As `head`, of a payload in parts."""
+        checksum = xxh3_64(seed=self._seed + lsn * _ODD + kind & _MASK)
+        for part in parts:
+            checksum.update(part)
+        return _frame_head.pack(_FRAME_MAGIC, kind, lsn, sum(map(len, parts)), checksum.intdigest())
 
     def read(self, data: memoryview) -> Frame:
         """The frame at the start of `data`. Raises CorruptFrame."""
@@ -218,6 +232,15 @@ class FrameCodec:
 _KINDS = frozenset(Kind)
 _ODD = 0x9E37_79B9_7F4A_7C15
 _MASK = (1 << 64) - 1
+
+
+def _has_large(changes: list[Any]) -> bool:
+    """True if a value is one that `packed_parts` does not copy."""
+    return any(
+        kind != Operation.DELETE and any(len(value) >= APART_BYTES for _, value in items)
+        for _, operations in changes
+        for kind, _, items in operations
+    )
 
 
 def decode_turn(payload: bytes | memoryview) -> tuple[int, list[Any], list[Any]]:

@@ -148,14 +148,16 @@ class LogWriter:
         if self.failure is not None:
             raise self.failure
         buffer = self._one_write.view
-        with self._codec.pack_turn(time_ms, changes, hints, buffer) as payload:
+        payload = self._codec.pack_turn(time_ms, changes, hints, buffer)
+        if payload is None:
+            return self._begin_large_turn(self._codec.large_turn(time_ms, changes, hints))
+        with payload:
             current = self._used[-1]
             unused = 0
             is_filled = payload.obj is buffer.obj
             if current.at + len(payload) + _BESIDE_BYTES > current.size_bytes:
                 is_large = is_filled and len(payload) >= LARGE_TURN_BYTES and current.file.is_asynchronous
-                self._continue_in_next(len(payload), is_waited_for=not is_large)
-                unused = max(0, current.size_bytes - current.at)
+                unused = self._make_room(len(payload), is_waited_for=not is_large)
                 current = self._used[-1]
             at = current.at
             frame = self._frame(_TURN, payload)
@@ -169,6 +171,26 @@ class LogWriter:
                 current.at = current.file.begin(at, frame, is_filled)
             self.is_writing = self._writing.is_writing
             return unused + current.at - at
+
+    def _begin_large_turn(self, parts: list[bytes]) -> int:
+        """As `begin_turn`, of a payload in parts. Of more than BUFFER_BYTES, all is on disk when this returns."""
+        size_bytes = sum(map(len, parts))
+        unused = 0
+        if self._used[-1].at + size_bytes + _BESIDE_BYTES > self._used[-1].size_bytes:
+            unused = self._make_room(size_bytes)
+        current = self._used[-1]
+        at = current.at
+        self.lsn = current.last_lsn = lsn = self.lsn + 1
+        self._writing = current.file
+        current.at = current.file.begin(at, (self._codec.head_of_parts(_TURN, lsn, parts), *parts))
+        self.is_writing = self._writing.is_writing
+        return unused + current.at - at
+
+    def _make_room(self, payload_bytes: int, is_waited_for: bool = True) -> int:
+        """Continue in a segment with room for a turn of so many bytes. Returns what stays unused of the one before."""
+        before = self._used[-1]
+        self._continue_in_next(payload_bytes, is_waited_for)
+        return max(0, before.size_bytes - before.at)
 
     def _start_next(self) -> None:
         """Write the blocks that wait, up to the first that need not be waited for."""

@@ -1,13 +1,17 @@
 """The bytes of segments and frames: what was encoded is decoded, and nothing else is."""
 
 import random
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage import packed_parts
+from storage.log import frames
 from storage.log.frames import (
     BLOCK_BYTES,
+    BUFFER_BYTES,
     FRAME_HEAD_BYTES,
     LOG_ID_BYTES,
     CorruptFrame,
@@ -25,6 +29,7 @@ from storage.log.frames import (
     header_bytes,
     padded,
 )
+from storage.packed_parts import APART_BYTES
 from tests.examples import examples
 
 LOG_ID = bytes(range(LOG_ID_BYTES))
@@ -42,6 +47,29 @@ changes = st.lists(st.tuples(st.integers(0, 1000), st.lists(operations, max_size
 def frame_of(codec, lsn, payload, kind=Kind.TURN):
     payload = bytes(payload)
     return codec.head(kind, lsn, payload) + payload
+
+
+@given(time_ms=st.sampled_from([0, 1, LARGEST]), lsn=lsns, turn=changes)
+@settings(max_examples=examples(60))
+def test_a_turn_in_parts_is_the_same_frame(time_ms, lsn, turn):
+    codec = FrameCodec(LOG_ID)
+    with codec.pack_turn(time_ms, turn, []) as payload, patch.object(packed_parts, "APART_BYTES", 1 << 16):
+        parts = codec.large_turn(time_ms, turn, [])
+        assert b"".join(parts) == payload
+        assert codec.head_of_parts(Kind.TURN, lsn, parts) == codec.head(Kind.TURN, lsn, payload)
+
+
+@pytest.mark.parametrize("has_extension", [True, False])
+@pytest.mark.parametrize("size", [APART_BYTES - 1, APART_BYTES, BUFFER_BYTES])
+def test_a_turn_is_packed_in_parts_if_that_costs_less(monkeypatch, has_extension, size):
+    """With the extension, if it is larger than the buffer; without, if a value need not be copied."""
+    if not has_extension:
+        monkeypatch.setattr(frames, "extension", None)
+    elif frames.extension is None:
+        pytest.skip("there is no extension")
+    turn = [(0, ((1, 3, (b"gone",)), (0, 1, ((b"key", bytes(size)),))))]
+    payload = FrameCodec(LOG_ID).pack_turn(1, turn, [], memoryview(bytearray(BUFFER_BYTES)))
+    assert (payload is None) == (size >= (BUFFER_BYTES if has_extension else APART_BYTES))
 
 
 @given(time_ms=st.sampled_from([0, 1, LARGEST]), lsn=lsns, turn=changes)
