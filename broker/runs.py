@@ -1,7 +1,8 @@
 """Runs of usual messages, which go between gateways and workers as one value each.
 
 A run is message records one behind the other, each with its size before it (4 bytes, big-endian). A record is as
-`storage.records` has it. In a run that a client sends, checksum and times are 0: the partition makes them.
+`storage.records` has it. In a run that a client sends, checksum and times are 0: the partition makes them. A large run
+may be a view of the frame in which it came.
 """
 
 import struct
@@ -10,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 from broker import wire
-from broker.wire import ENTRY, ITEMS_AT_ONCE, Command, ForWorker, SendRun, Settle
+from broker.wire import ENTRY, ITEMS_AT_ONCE, Command, ForWorker, RunOfRecords, SendRun, Settle
 from protocol.extension import extension
 from protocol.lock_tokens import TOKEN_BYTES
 from protocol.message.intake import extra_of
@@ -25,17 +26,19 @@ COUNT_MAX = (1 << 32) - 1  # of a range
 _LAYOUT_AT = MESSAGE_HEADER_BYTES - LAYOUT_BYTES
 
 
-def records_of(run: bytes) -> list[bytes]:
-    records = []
+def records_of(run: wire.Run) -> list[bytes]:
+    if isinstance(run, RunOfRecords):
+        return run.records
+    records: list[Any] = []
     at, end, unpack = 0, len(run), _size.unpack_from
     while at < end:
         begin = at + SIZE_BYTES
         at = begin + unpack(run, at)[0]
         records.append(run[begin:at])
-    return records
+    return records if isinstance(run, bytes) else [bytes(record) for record in records]
 
 
-def sizes_of(run: bytes) -> list[int]:
+def sizes_of(run: wire.RunBytes) -> list[int]:
     """Bytes of each record."""
     sizes = []
     at, end, unpack = 0, len(run), _size.unpack_from
@@ -53,7 +56,7 @@ def run_of(records: list[bytes]) -> bytes:
     return b"".join(chain.from_iterable((pack(len(record)), record) for record in records))
 
 
-def messages_of(run: bytes, with_extra: bool = False) -> list[Any]:
+def messages_of(run: wire.RunBytes, with_extra: bool = False) -> list[Any]:
     """The incoming messages of a run: see `broker.wire`; `with_extra`: with the extra maps that gateways make."""
     messages = []
     for record in records_of(run):
@@ -62,7 +65,7 @@ def messages_of(run: bytes, with_extra: bool = False) -> list[Any]:
     return messages
 
 
-def entries_of(run: bytes, token: bytes, numbers: int | bytes, delivery_count: int) -> list[Any]:
+def entries_of(run: wire.Run, token: bytes, numbers: int | bytes, delivery_count: int) -> list[Any]:
     """The entry items of a run: see `broker.wire`."""
     prefix, counter = _token.unpack(token)
     records = records_of(run)
@@ -98,17 +101,19 @@ def token_ahead(token: bytes, ahead: int) -> bytes:
 
 
 # First token, sequence numbers (see `wire.DeliverRun`), delivery count, number of messages, run.
-Part = tuple[bytes, int | bytes, int, int, bytes]
+Part = tuple[bytes, int | bytes, int, int, wire.Run]
 
 
 def parts_of(entries: list[Any]) -> Sequence[Part | list[Any]] | None:
     """Entry items as runs, and as entry items where they have an overlay; None if most runs would have one message.
 
-    A run goes on as long as tokens are consecutive and the delivery count is the same.
+    A run goes on as long as tokens are consecutive and the delivery count is the same. One that is larger than
+    `wire.LARGE_RUN_BYTES` is a `wire.RunOfRecords`.
     """
     if extension is not None:
-        found: Sequence[Part | list[Any]] | None = extension.parts_of(entries)
-        return found
+        found: Sequence[Part | list[Any]] | bool | None = extension.parts_of(entries)
+        if not isinstance(found, bool):
+            return found
     ends = [at for at in range(ENTRY, len(entries), ENTRY) if not _is_continued(entries, at)] + [len(entries)]
     if 2 * len(ends) > len(entries) // ENTRY + 1:
         return None
@@ -119,7 +124,9 @@ def parts_of(entries: list[Any]) -> Sequence[Part | list[Any]] | None:
         if overlay is None:
             numbers = entries[begin + 1 : end : ENTRY]
             is_consecutive = numbers == [*range(number, number + len(numbers))]
-            run = run_of(entries[begin + 3 : end : ENTRY])
+            records = entries[begin + 3 : end : ENTRY]
+            is_large = sum(map(len, records)) + SIZE_BYTES * len(records) > wire.LARGE_RUN_BYTES
+            run = RunOfRecords(records) if is_large else run_of(records)
             packed = number if is_consecutive else struct.pack(f">{len(numbers)}Q", *numbers)
             parts.append((token, packed, delivery_count, len(numbers), run))
         else:
@@ -227,7 +234,7 @@ def range_of(token: bytes, count: int) -> bytes:
     return token + count.to_bytes(RANGE_BYTES - TOKEN_BYTES, "big")
 
 
-def offset_of(run: bytes, count: int) -> int:
+def offset_of(run: wire.RunBytes, count: int) -> int:
     """The offset behind the first `count` records."""
     at, unpack = 0, _size.unpack_from
     for _ in range(count):

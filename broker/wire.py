@@ -64,7 +64,7 @@ gateway's connection ends, its transactions are rolled back. The first half of a
 client's connection.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from enum import IntEnum
 from functools import partial
 from struct import Struct
@@ -90,6 +90,7 @@ TRANSACTION_OWNER_BYTES = 8  # the part of a transaction's id that identifies th
 
 
 _bin_head = Struct(">BI").pack
+_record_size = Struct(">I")  # of a run
 
 
 class Op(IntEnum):
@@ -163,6 +164,35 @@ class Send(NamedTuple):
     messages: Sequence[Any]
 
 
+# A run (`broker.runs`); of a large frame, it is a view of that (see `unpack_large`).
+RunBytes = bytes | memoryview
+
+
+class RunOfRecords:
+    """A large run whose records are not put together."""
+
+    __slots__ = ("_bytes", "records")
+
+    def __init__(self, records: list[bytes]) -> None:
+        self.records = records
+        self._bytes = sum(map(len, records)) + _record_size.size * len(records)
+
+    def __len__(self) -> int:
+        return self._bytes
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.parts())
+
+    def parts(self) -> Iterator[bytes]:
+        """The run in parts, of which the records are some."""
+        for record in self.records:
+            yield _record_size.pack(len(record))
+            yield record
+
+
+Run = RunBytes | RunOfRecords
+
+
 class SendRun(NamedTuple):
     """SEND of all `messages` of a run (`broker.runs`), to a worker of VERSION_WITH_RUNS."""
 
@@ -171,7 +201,7 @@ class SendRun(NamedTuple):
     channel: int
     queue: int
     messages: int
-    run: bytes
+    run: RunBytes
 
 
 class TakesRuns(NamedTuple):
@@ -484,7 +514,7 @@ class DeliverRun(NamedTuple):
     numbers: int | bytes
     delivery_count: int
     messages: int
-    run: bytes
+    run: Run
 
 
 class DeliverRuns(NamedTuple):
@@ -726,7 +756,7 @@ def pack_up_to_run(packer: msgpack.Packer, message: "SendRun | DeliverRun") -> N
         packer.pack(item)
 
 
-def run_head(run: bytes) -> bytes:
+def run_head(run: Run) -> bytes:
     """What msgpack has in front of so many bytes (bin 32)."""
     return _bin_head(0xC6, len(run))
 
@@ -865,13 +895,89 @@ def cut_channels(channels: Sequence[int]) -> tuple[list[int], list[int]]:
     return first, rest
 
 
-def unpack(frame: bytes | memoryview) -> list[Message]:
+_unpackb = partial(msgpack.unpackb, strict_map_key=False)
+
+
+def unpack(
+    frame: bytes | memoryview, items_of: Callable[[bytes | memoryview], Iterable[list[Any]]] = _unpackb
+) -> list[Message]:
     """The messages of a frame that another process of this namespace made. Kinds that are unknown are left out."""
     kinds, make = _KINDS, tuple.__new__  # calling the class costs twice as much
     messages: list[Message] = []
-    for items in msgpack.unpackb(frame, strict_map_key=False):  # no comprehension: most frames have few messages
+    for items in items_of(frame):  # no comprehension: most frames have few messages
         try:
             messages.append(make(kinds[items[0]], items))
         except KeyError:  # a later version's, which we have not said that we understand
             continue
     return messages
+
+
+# Of a large frame, a run of so many bytes is no copy, if it is also this part of the frame: it keeps the whole frame in
+# memory, also where its client does not read.
+LARGE_RUN_BYTES = 1 << 20
+_PART_OF_FRAME = 4
+_LOOK_BYTES = 64 << 10  # of a large frame that are copied at once, to look for such runs
+
+
+def unpack_large(frame: memoryview) -> list[Message]:
+    """As `unpack`. Large runs are views of the frame, which must not change any more."""
+    return unpack(frame, _items_around_runs)
+
+
+def _items_around_runs(frame: bytes | memoryview) -> Iterable[list[Any]]:
+    try:
+        return list(_LargeFrame(memoryview(frame)).items())
+    except msgpack.OutOfData:  # something else in it is large, or there are many large runs
+        items: list[list[Any]] = _unpackb(frame)
+        return items
+
+
+class _LargeFrame:
+    """A frame that is unpacked piece by piece, up to a large run and on behind it."""
+
+    def __init__(self, frame: memoryview) -> None:
+        self._frame = frame
+        self._go_on(0)
+
+    def _go_on(self, at: int) -> None:
+        self._unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=0)
+        self._begin = self._fed = at
+
+    @property
+    def _at(self) -> int:
+        """The offset of what comes next."""
+        return self._begin + int(self._unpacker.tell())
+
+    def _next(self, method: str) -> Any:
+        """What this method of the unpacker returns. Raises OutOfData if that is large."""
+        while True:
+            try:
+                return getattr(self._unpacker, method)()
+            except msgpack.OutOfData:
+                if self._fed - self._at >= _LOOK_BYTES or self._fed == len(self._frame):
+                    raise
+                piece = self._frame[self._fed : self._fed + _LOOK_BYTES]
+                self._unpacker.feed(piece)
+                self._fed += len(piece)
+
+    def items(self) -> Iterator[list[Any]]:
+        """Those of each message."""
+        for _ in range(self._next("read_array_header")):
+            count = self._next("read_array_header")
+            items = [self._next("unpack") for _ in range(count - 1)]
+            run = self._large_run() if items and items[0] in (_SEND_RUN, _DELIVER_RUN) else None
+            if count:
+                items.append(self._next("unpack") if run is None else run)
+            yield items
+
+    def _large_run(self) -> memoryview | None:
+        """The run that comes next, if it is large; then what is behind it comes next."""
+        at = self._at
+        begin = at + len(run_head(b""))
+        if bytes(self._frame[at : at + 1]) != b"\xc6":  # bin 32
+            return None
+        end = begin + int.from_bytes(self._frame[at + 1 : begin], "big")
+        if end - begin < max(LARGE_RUN_BYTES, len(self._frame) // _PART_OF_FRAME) or end > len(self._frame):
+            return None
+        self._go_on(end)
+        return self._frame[begin:end]

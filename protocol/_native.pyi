@@ -1,14 +1,14 @@
 """The extension of `protocol/native`: see `protocol.extension`."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsBytes
 
 from typing_extensions import Buffer
 
 # -- a partition's loops over usual messages; refs, held messages and entry items are those of `broker.partition`
 
 def store_run(
-    run: bytes,
+    run: bytes | memoryview,
     enqueued_ms: int,
     expires_ms: int,
     first_number: int,
@@ -59,7 +59,7 @@ class Keys:
 
     def __len__(self) -> int: ...
 
-def digests_of(run: bytes) -> list[bytes] | None:
+def digests_of(run: bytes | memoryview) -> list[bytes] | None:
     """Digests of the message-ids of a run's messages, as in duplicate detection; None if one has no short string."""
 
 def refs_of(items: list[tuple[bytes, bytes]]) -> list[tuple[int, int, int, None]] | None:
@@ -135,8 +135,8 @@ def keys_of(messages: list[Any], queue_id: int, never: int, timer: int) -> tuple
     """Keys of QUEUE, MESSAGES and DUE, and bytes of held messages; None if one is not available."""
 
 def run_of(records: list[bytes]) -> bytes: ...
-def parts_of(entries: list[Any]) -> list[tuple[bytes, int | bytes, int, int, bytes] | list[Any]] | None:
-    """See `broker.runs`."""
+def parts_of(entries: list[Any]) -> list[tuple[bytes, int | bytes, int, int, bytes] | list[Any]] | bool | None:
+    """See `broker.runs`; False if a run is large."""
 
 def together(
     deliveries: list[tuple[tuple[Any, int], int, list[Any]]], largest_bytes: int
@@ -369,7 +369,7 @@ class Outgoing:
 
     def deliver(
         self,
-        run: bytes,
+        run: SupportsBytes | memoryview,
         at: int,
         count: int,
         token: bytes,
@@ -379,6 +379,8 @@ class Outgoing:
         pump: Pump,
     ) -> tuple[int, int] | None:
         """Send `count` messages of the run from offset `at` on, with consecutive tokens.
+
+        A run that is no bytes and no memoryview is put together.
 
         `numbers` is the first of consecutive sequence numbers, or 8 bytes for each. `pump` is that of the connection.
 

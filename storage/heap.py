@@ -2,11 +2,13 @@
 
 import ctypes
 import mmap
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 # A buffer of so much is mapped when it is allocated, and unmapped when it is freed, until a larger one was freed.
 MAPPED_BYTES: Final = 8 << 20
+MOST_KEPT_BYTES: Final = 32 << 20  # a larger buffer is mapped each time
 LOOK_SECONDS: Final = 10.0
 MUCH_BYTES: Final = 48 << 20  # that are free for so long
 _STATM: Final = Path("/proc/self/statm")
@@ -30,6 +32,20 @@ def keep_freed() -> None:
     library = ctypes.CDLL(None)
     library.malloc.restype, library.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
     library.free(library.malloc(MAPPED_BYTES))
+
+
+def room_for(size_bytes: int) -> memoryview:
+    """Memory that is about to be written, all of it.
+
+    A large one comes from the kernel: its pages are cleared already, and if the system has huge pages, it faults one
+    of them in place of 512 others.
+    """
+    if size_bytes <= MOST_KEPT_BYTES:
+        return memoryview(bytearray(size_bytes))
+    mapped = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError, AttributeError):  # a kernel or C library without them
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(mapped)
 
 
 class Freed:

@@ -84,6 +84,7 @@ MAY_IMPORT = {
     "broker.gateway": {
         "broker",
         "protocol",
+        "storage.heap",
         "storage.queue_ids",
         "storage.records",
     },

@@ -11,11 +11,12 @@ import msgpack
 from broker import wire
 from broker.gateway.router import EARLY_BYTES, OUTPUT_HIGH_BYTES, RECONNECT_SECONDS, Router, WorkerConnection
 from broker.unix_socket import SEND_BUFFER_BYTES
-from broker.wire import Beat, Command, Followed, Join, Message, SendRun, TakesRuns
+from broker.wire import Beat, Command, Followed, Join, Message, RunBytes, SendRun, TakesRuns
+from storage.heap import room_for
 
 REFUSED_SECONDS = 2.0  # between two looks at a worker that cannot be used
 KEPT_BUFFER_BYTES = 1 << 20  # a packer whose buffer has grown larger is not used again
-INPUT_BYTES = 1 << 20  # of the buffer for what comes; a larger frame gets one of its own
+INPUT_BYTES = 1 << 20  # of the buffer for what comes; a larger frame has one of its own, which its runs are parts of
 
 _ARRAY_32 = 0xDD  # msgpack's: four bytes of count follow
 _frame_head = struct.Struct(">IBI").pack  # length of the rest, and the begin of the array
@@ -31,7 +32,7 @@ class SocketConnection(WorkerConnection, asyncio.BufferedProtocol):
         self._packer = msgpack.Packer(autoreset=False)
         self._packed: list[Command | Join | Followed | TakesRuns | Beat] = []  # the commands that the packer holds
         # What has come and was not taken is input[begin:end].
-        self._input = memoryview(bytearray(INPUT_BYTES))
+        self._input = self._usual_input = memoryview(bytearray(INPUT_BYTES))
         self._input_begin = self._input_end = 0
         self._descriptor = -1  # of the socket; -1 if only the transport can write to it
 
@@ -86,28 +87,29 @@ class SocketConnection(WorkerConnection, asyncio.BufferedProtocol):
         return self._input[self._input_end :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take the frames that are whole now. What is taken of them is a copy."""
+        """Take the frames that are whole now. What is taken of them is a copy, but for runs of large ones."""
         self._input_end += nbytes
         view, at, end = self._input, self._input_begin, self._input_end
+        unpack = wire.unpack if view is self._usual_input else wire.unpack_large
         messages: list[Message] = []
         size = 0
         while end - at >= 4:
             size = 4 + int.from_bytes(view[at : at + 4], "big")
             if size > end - at:
                 break
-            messages += wire.unpack(view[at + 4 : at + size])
+            messages += unpack(view[at + 4 : at + size])
             at += size
             size = 0
         self._input_begin = at
-        if at == end and len(view) == INPUT_BYTES:
+        if at == end and view is self._usual_input:
             self._input_begin = self._input_end = 0
         elif at == end or at + size > len(view) or end == len(view):
             self._keep_input(max(INPUT_BYTES, size), view[at:end])
         self.take(messages)  # also without messages, it is a sign of life
 
     def _keep_input(self, size: int, rest: memoryview) -> None:
-        """Go on with a buffer of this size."""
-        buffer = self._input if size == len(self._input) else memoryview(bytearray(size))
+        """Go on with the usual buffer, or with one for a frame of this size."""
+        buffer = self._usual_input if size == INPUT_BYTES else room_for(size)
         buffer[: len(rest)] = rest
         self._input, self._input_begin, self._input_end = buffer, 0, len(rest)
 
@@ -132,7 +134,7 @@ class SocketConnection(WorkerConnection, asyncio.BufferedProtocol):
         elif not self._is_due:
             self._become_due()
 
-    def _send(self, run: bytes = b"") -> None:
+    def _send(self, run: RunBytes = b"") -> None:
         """`run` is that of the last command, whose packed bytes end before it."""
         if not self._packed:
             return

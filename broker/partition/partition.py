@@ -40,7 +40,7 @@ from broker.partition.state.terms import Terms
 from broker.partition.state.timers import Due
 from broker.partition.topics import publishing, rule_requests
 from broker.runs import count_of
-from broker.wire import Mark, Operation, Outcome
+from broker.wire import Mark, Operation, Outcome, RunBytes
 from storage.queue_ids import entity_of, queue_id_of
 from storage.records import Place
 from storage.store import Store, Table
@@ -119,7 +119,7 @@ class Partition:
         self._begin(queue_id, now_ms)
         sending.send(self._core, queue_id, messages, now_ms)
 
-    def send_run(self, queue_id: int, run: bytes, now_ms: int) -> None:
+    def send_run(self, queue_id: int, run: RunBytes, now_ms: int) -> None:
         """As `send`, for the messages of a run (`broker.runs`)."""
         self._begin(queue_id, now_ms)
         sending.send_run(self._core, queue_id, run, now_ms)

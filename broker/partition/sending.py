@@ -14,7 +14,7 @@ from broker.partition.state.timers import Due
 from broker.partition.state.window import Ref
 from broker.partition.topics.publishing import publish, publish_run
 from broker.runs import messages_of
-from broker.wire import Extra
+from broker.wire import Extra, RunBytes
 from protocol.extension import extension
 from storage.journal.events import Op
 from storage.records import (
@@ -62,7 +62,7 @@ def takes_runs(queue: Queue) -> bool:
     return is_plain and not queue.terms.duplicate_window_ms
 
 
-def send_run(core: Core, queue_id: int, run: bytes, now_ms: int) -> None:
+def send_run(core: Core, queue_id: int, run: RunBytes, now_ms: int) -> None:
     """As `send`, for the messages of a run."""
     queue = core.access(queue_id, now_ms)
     sessions = queue.sessions
@@ -85,7 +85,7 @@ def send_run(core: Core, queue_id: int, run: bytes, now_ms: int) -> None:
     _store_made(core, queue, made)
 
 
-def store_run(core: Core, queue: Queue, run: bytes, now_ms: int) -> None:
+def store_run(core: Core, queue: Queue, run: RunBytes, now_ms: int) -> None:
     """As `send_run`, for messages that were checked."""
     made = _make(core, queue, run, now_ms) if extension is not None and takes_runs(queue) else None
     if made is None:
@@ -104,7 +104,7 @@ class _Made(NamedTuple):
     expires_ms: int
 
 
-def _make(core: Core, queue: Queue, run: bytes, now_ms: int) -> _Made | None:
+def _make(core: Core, queue: Queue, run: RunBytes, now_ms: int) -> _Made | None:
     """None if a message is unusual."""
     ttl_ms = queue.terms.time_to_live_ms
     expires_ms = NEVER if ttl_ms is None else end_of_life(now_ms, ttl_ms)

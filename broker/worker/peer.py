@@ -17,6 +17,7 @@ from broker import wire
 from broker.cluster.silence import Patience, Silence, let_beats_decide
 from broker.unix_socket import SEND_BUFFER_BYTES
 from broker.wire import DeliverRun, Message
+from storage.heap import room_for
 
 READ_BYTES = 1 << 20
 # One turn reads at most this much from one connection, so that other connections are served, its messages stay in the
@@ -24,6 +25,9 @@ READ_BYTES = 1 << 20
 TURN_BYTES = 1 << 20
 # The worker stops reading from a gateway that has this much unread, until the gateway has caught up.
 OUTPUT_HIGH_BYTES = 64 << 20
+# A larger frame is put together in a buffer of its own, which its runs are parts of. Nobody sends one that is larger
+# than the second; it would have to come before it has so much memory.
+LARGE_BYTES, LARGEST_BYTES = READ_BYTES, 1 << 30
 COPIED_BYTES = 16 << 10  # up to this, a copy of a frame costs less than what avoids it
 _frame_head = struct.Struct(">I").pack
 _frame_length = struct.Struct(">I").unpack_from
@@ -46,7 +50,10 @@ class Peer:
         self.waits_to_read = False  # its handshake needs an answer before anything can be written
         self.answers: list[Message] = []
         self.is_behind = False  # it has more unread than OUTPUT_HIGH_BYTES
-        self._input = bytearray()
+        self._input = bytearray()  # the begin of a frame
+        self._large = memoryview(b"")  # a buffer for the large frame that has begun; empty if none has
+        self._large_bytes = 0  # of it that have come
+        self._reads_otherwise = self._tls is not None  # than whole frames from a plain socket
         self.came_bytes = 0  # with the last `read`
         self._held: list[bytes | memoryview] = []  # packed answers that wait for their commit
         self.output: deque[bytes | memoryview] = deque()  # what the socket has not taken yet
@@ -60,12 +67,8 @@ class Peer:
 
     def read(self) -> list[Message] | None:
         """Whole messages that have arrived; None when the other side is gone."""
-        if self._tls is not None:
-            came = self._read_tls(self._tls)
-            if came is None:
-                return None
-            self.came_bytes = len(came)
-            return self._take_frames(came)
+        if self._reads_otherwise:
+            return self._read_large() if self._tls is None else self._read_tls(self._tls)
         messages: list[Message] = []
         taken = 0
         while taken < TURN_BYTES:
@@ -84,12 +87,12 @@ class Peer:
                 messages += wire.unpack(data[4:] if length <= COPIED_BYTES else memoryview(data)[4:])
             else:
                 messages += self._take_frames(data)
-            if length < READ_BYTES:
+            if length < READ_BYTES or len(self._large):
                 break
         self.came_bytes = taken
         return messages
 
-    def _take_frames(self, data: bytes | bytearray) -> list[Message]:
+    def _take_frames(self, data: bytes | bytearray | memoryview) -> list[Message]:
         """The messages of those that are whole now; the rest is kept."""
         messages: list[Message] = []
         view = memoryview(data)
@@ -100,6 +103,10 @@ class Peer:
             while at < end and (missing := self._missing()) > 0:
                 kept += view[at : at + missing]
                 at = min(end, at + missing)
+                if len(kept) == 4 and LARGE_BYTES < (size := 4 + _frame_length(kept)[0]) <= LARGEST_BYTES:
+                    self._input = bytearray()
+                    self._begin_large(size, kept)
+                    return self._go_on_with_large(view[at:])
             if self._missing() > 0:
                 return messages
             messages += wire.unpack(memoryview(kept)[4:])
@@ -107,6 +114,9 @@ class Peer:
         while end - at >= 4:
             stop = at + 4 + _frame_length(view, at)[0]
             if stop > end:
+                if LARGE_BYTES < stop - at <= LARGEST_BYTES:
+                    self._begin_large(stop - at, view[at:])
+                    return messages
                 break
             messages += wire.unpack(view[at + 4 : stop])
             at = stop
@@ -118,7 +128,59 @@ class Peer:
         kept = self._input
         return (4 + _frame_length(kept)[0] if len(kept) >= 4 else 4) - len(kept)
 
-    def _read_tls(self, connection: ssl.SSLSocket) -> bytearray | None:
+    def _begin_large(self, size: int, begin: bytearray | memoryview) -> None:
+        """A frame of this size has begun."""
+        self._large, self._large_bytes = room_for(size), 0
+        self._reads_otherwise = True
+        self._add_to_large(memoryview(begin))
+
+    def _add_to_large(self, data: memoryview) -> int:
+        """Add what of `data` belongs to the frame; returns its size."""
+        end = min(len(self._large), self._large_bytes + len(data))
+        added = end - self._large_bytes
+        self._large[self._large_bytes : end] = data[:added]
+        self._large_bytes = end
+        return added
+
+    def _go_on_with_large(self, data: memoryview) -> list[Message]:
+        """As `_take_frames`, while the large frame is not whole."""
+        added = self._add_to_large(data)
+        if self._large_bytes < len(self._large):
+            return []
+        return self._take_large() + self._take_frames(data[added:])
+
+    def _take_large(self) -> list[Message]:
+        """The messages of the frame, which is whole."""
+        frame, self._large = self._large[4:], memoryview(b"")
+        self._reads_otherwise = self._tls is not None
+        return wire.unpack_large(frame)
+
+    def _read_large(self) -> list[Message] | None:
+        """As `read`, of a plain socket: what has arrived of the large frame, which goes right to its place."""
+        begun = self._large_bytes
+        while (missing := len(self._large) - self._large_bytes) and self._large_bytes - begun < TURN_BYTES:
+            try:
+                count = self.socket.recv_into(self._large[self._large_bytes :], min(missing, READ_BYTES))
+            except BlockingIOError:
+                break
+            except OSError:
+                return None
+            if not count:
+                return None
+            self._is_heard = True
+            self._large_bytes += count
+        self.came_bytes = self._large_bytes - begun
+        return [] if missing else self._take_large()
+
+    def _read_tls(self, connection: ssl.SSLSocket) -> list[Message] | None:
+        """As `read`, by way of TLS."""
+        came = self._decrypted(connection)
+        if came is None:
+            return None
+        self.came_bytes = len(came)
+        return self._go_on_with_large(memoryview(came)) if len(self._large) else self._take_frames(came)
+
+    def _decrypted(self, connection: ssl.SSLSocket) -> bytearray | None:
         """What has arrived; None when the other side is gone. What is decrypted already must be taken, because no event
         tells of it.
         """
@@ -144,14 +206,15 @@ class Peer:
             return
         packer = self._packer
         packer.pack_array_header(len(self.answers))
-        parts: list[bytes] = []
+        parts: list[bytes | memoryview] = []
         length = 0
         for message in self.answers:
             if isinstance(message, DeliverRun) and len(message.run) > COPIED_BYTES:
                 wire.pack_up_to_run(packer, message)
-                parts += (packer.bytes() + wire.run_head(message.run), message.run)
+                head, run = packer.bytes() + wire.run_head(message.run), message.run
+                parts += (head, run) if isinstance(run, bytes | memoryview) else (head, *run.parts())
                 packer.reset()
-                length += len(parts[-2]) + len(message.run)
+                length += len(head) + len(run)
             else:
                 packer.pack(message)
         rest = packer.bytes()
@@ -166,6 +229,8 @@ class Peer:
             self._held.append(_frame_head(length) + rest)
         else:
             self._held += (_frame_head(length), rest)
+            if length > LARGE_BYTES:
+                self._packer = msgpack.Packer(autoreset=False)  # it would keep as much memory
         self._output_bytes += 4 + length
         self.is_behind = self._output_bytes > OUTPUT_HIGH_BYTES
 

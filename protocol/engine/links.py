@@ -1,6 +1,6 @@
 """Sessions and links; deliveries are in `protocol.engine.deliveries`."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsBytes
 
 from protocol.engine.deliveries import TRANSACTIONAL, Delivery
 from protocol.engine.incoming import WIDE_WINDOW
@@ -529,9 +529,17 @@ class Link:
         return 1 if size_bytes <= most else -(-size_bytes // most)
 
     def send_run(
-        self, run: bytes, count: int, token: bytes, numbers: int | bytes, delivery_count: int, locked_until_ms: int
+        self,
+        run: SupportsBytes | memoryview,
+        count: int,
+        token: bytes,
+        numbers: int | bytes,
+        delivery_count: int,
+        locked_until_ms: int,
     ) -> int | None:
         """Send the first `count` messages of a run, with consecutive tokens as their tags.
+
+        A run that is no bytes and no memoryview is put together.
 
         `numbers` is the first of consecutive sequence numbers, or 8 bytes for each. The messages need credit. Returns
         when the first was enqueued, in milliseconds since 1970; None if they are not usual, and nothing is sent.

@@ -11,6 +11,7 @@
 
 enum { OVERLAY_BYTES = 2 + 2 + 255 }; // of a map with one number and a short text, at most
 enum { TOKEN_BYTES = 16, RANGE_BYTES = TOKEN_BYTES + 4, ITEMS = 5 }; // of an entry in `broker.wire`
+#define LARGE_RUN_BYTES (1 << 20)         // see `broker.wire`
 #define NEVER INT64_C(0x7FFFFFFFFFFFFFFF) // `never` is the same as an object
 
 // The CRC-32 of zlib, of few bytes.
@@ -106,22 +107,21 @@ static PyObject *session_of(const uint8_t *record, size_t size, uint8_t key, uin
 //   -> items of MESSAGES, values of entries, refs; None if a message has no session
 PyObject *store_run(PyObject *module, PyObject *arguments) {
     (void)module;
-    const char *bytes;
-    Py_ssize_t run_bytes;
+    PyObject *given;
     long long enqueued_ms, expires_ms;
     unsigned long long number, message_id;
     PyObject *session;
     long key = 0;
-    if (!PyArg_ParseTuple(arguments, "y#LLKKO", &bytes, &run_bytes, &enqueued_ms, &expires_ms, &number, &message_id,
-                          &session))
+    size_t size, at = 0;
+    if (!PyArg_ParseTuple(arguments, "OLLKKO", &given, &enqueued_ms, &expires_ms, &number, &message_id, &session))
         return NULL;
+    const uint8_t *run = run_bytes(given, &size);
+    if (!run) return NULL;
     if (session != Py_None) {
         key = PyLong_AsLong(session);
         if (!PyErr_Occurred() && (key <= 0 || key > 127)) PyErr_SetString(PyExc_ValueError, "no such key");
         if (PyErr_Occurred()) return NULL;
     }
-    const uint8_t *run = (const uint8_t *)bytes;
-    size_t size = (size_t)run_bytes, at = 0;
     PyObject *records = PyList_New(0), *entries = PyList_New(0), *refs = PyList_New(0), *result = NULL;
     PyObject *zero = PyLong_FromLong(0);
     if (!records || !entries || !refs || !zero) goto end;
@@ -162,13 +162,13 @@ end:
 // digests_of(run) -> [digest, ...]; None if a message has no message-id that is a short string
 PyObject *digests_of(PyObject *module, PyObject *run) {
     (void)module;
-    char *bytes;
-    Py_ssize_t run_bytes;
-    if (PyBytes_AsStringAndSize(run, &bytes, &run_bytes) < 0) return NULL;
+    size_t size;
+    const uint8_t *bytes = run_bytes(run, &size);
+    if (!bytes) return NULL;
     PyObject *digests = PyList_New(0);
-    for (size_t at = 0; digests && at < (size_t)run_bytes;) {
-        size_t id_bytes, record_bytes = run_next((uint8_t *)bytes, (size_t)run_bytes, &at);
-        const uint8_t *id = id_of((uint8_t *)bytes + at, record_bytes, MESSAGE_ID, &id_bytes);
+    for (size_t at = 0; digests && at < size;) {
+        size_t id_bytes, record_bytes = run_next(bytes, size, &at);
+        const uint8_t *id = id_of(bytes + at, record_bytes, MESSAGE_ID, &id_bytes);
         if (!id) {
             Py_DECREF(digests);
             Py_RETURN_NONE;
@@ -561,9 +561,8 @@ end:
     return result;
 }
 
-// run_of(records) -> run
-PyObject *run_of(PyObject *module, PyObject *records) {
-    (void)module;
+// The records as a run. NULL with an exception, or without one if that has more than `most` bytes.
+static PyObject *joined(PyObject *records, size_t most) {
     Py_ssize_t count = PyList_Size(records);
     size_t size = 0;
     if (count < 0) return NULL;
@@ -572,6 +571,7 @@ PyObject *run_of(PyObject *module, PyObject *records) {
         if (bytes < 0) return NULL;
         size += RECORD_SIZE_BYTES + (size_t)bytes;
     }
+    if (size > most) return NULL;
     PyObject *run = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
     if (!run) return NULL;
     uint8_t *at = (uint8_t *)PyBytes_AsString(run);
@@ -581,6 +581,12 @@ PyObject *run_of(PyObject *module, PyObject *records) {
         at = write_bytes(write_u32(at, (uint32_t)bytes), PyBytes_AsString(record), bytes);
     }
     return run;
+}
+
+// run_of(records) -> run
+PyObject *run_of(PyObject *module, PyObject *records) {
+    (void)module;
+    return joined(records, SIZE_MAX);
 }
 
 // An entry item of `entries`; a borrowed reference.
@@ -617,13 +623,14 @@ static PyObject *numbers_of(PyObject *entries, Py_ssize_t begin, Py_ssize_t end)
     return PyErr_Occurred() ? NULL : are_consecutive ? Py_NewRef(item_at(entries, begin, 1)) : numbers;
 }
 
+// NULL with an exception, or without one if it is a large run.
 static PyObject *part_of(PyObject *entries, Py_ssize_t begin, Py_ssize_t end) {
     if (item_at(entries, begin, 4) != Py_None) return PyList_GetSlice(entries, begin * ITEMS, end * ITEMS);
     PyObject *records = PyList_New(end - begin), *run = NULL, *part = NULL;
     for (Py_ssize_t entry = begin; records && entry < end; entry++)
         PyList_SetItem(records, entry - begin, Py_NewRef(item_at(entries, entry, 3)));
     PyObject *numbers = records ? numbers_of(entries, begin, end) : NULL;
-    if (numbers) run = run_of(NULL, records);
+    if (numbers) run = joined(records, LARGE_RUN_BYTES);
     if (run)
         part = Py_BuildValue("OOOnO", item_at(entries, begin, 0), numbers, item_at(entries, begin, 2), end - begin, run);
     Py_XDECREF(records);
@@ -659,7 +666,7 @@ PyObject *together(PyObject *module, PyObject *arguments) {
         if (PyErr_Occurred()) goto failed;
         Py_ssize_t bytes = is_run ? run_bytes_of(entries, count) : 0;
         if (bytes < 0) goto failed;
-        if (!is_run || bytes > largest) {
+        if (!is_run || bytes > largest || bytes > LARGE_RUN_BYTES) {
             Py_DECREF(found);
             Py_RETURN_NONE;
         }
@@ -674,7 +681,7 @@ failed:
     return NULL;
 }
 
-// parts_of(entries): see `broker.runs`
+// parts_of(entries): see `broker.runs`; False if a run is large
 PyObject *parts_of(PyObject *module, PyObject *entries) {
     (void)module;
     Py_ssize_t items = PyList_Size(entries), count = items / ITEMS, begin = 0, ends = 1;
@@ -685,7 +692,12 @@ PyObject *parts_of(PyObject *module, PyObject *entries) {
     PyObject *parts = PyList_New(0);
     for (Py_ssize_t entry = 1; parts && entry <= count; entry++) {
         if (entry < count && is_continued(entries, entry)) continue;
-        if (append(parts, part_of(entries, begin, entry)) < 0) Py_CLEAR(parts);
+        PyObject *part = part_of(entries, begin, entry);
+        if (!part && !PyErr_Occurred()) {
+            Py_DECREF(parts);
+            Py_RETURN_FALSE;
+        }
+        if (append(parts, part) < 0) Py_CLEAR(parts);
         begin = entry;
     }
     return parts;

@@ -35,6 +35,23 @@ PyObject *transaction_id(const struct transaction *transaction) {
     return PyBytes_FromStringAndSize((const char *)transaction->id, TRANSACTION_BYTES);
 }
 
+// The place of a record of so many bytes, with its size: behind those that have gathered. NULL with an exception.
+static uint8_t *place_in_run(Incoming *incoming, size_t bytes) {
+    struct buffer *run = &incoming->run;
+    if (bytes > run->capacity - run->size) {
+        if (bytes > EARLY_BYTES && !incoming->count) { // it leaves at once, so that it needs no copy
+            incoming->large = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)bytes);
+            return incoming->large ? (uint8_t *)PyBytes_AsString(incoming->large) : NULL;
+        }
+        if (!buffer_reserve(run, bytes)) {
+            PyErr_NoMemory();
+            return NULL;
+        }
+    }
+    run->size += bytes;
+    return run->bytes + run->size - bytes;
+}
+
 int incoming_take(Incoming *incoming, void *delivery, const uint8_t *message, size_t size, bool settled,
                   const uint8_t *transaction) {
     struct intake intake;
@@ -47,19 +64,18 @@ int incoming_take(Incoming *incoming, void *delivery, const uint8_t *message, si
         if (incoming->count && call(incoming->owner, "post_early") < 0) return -1;
         transaction_set(&incoming->transaction, transaction);
     }
-    if (!buffer_reserve(&incoming->run, RECORD_SIZE_BYTES + RECORD_HEADER_BYTES + intake.stored_bytes)) {
-        PyErr_NoMemory();
-        return -1;
-    }
     struct pending *pending = ring_push(&incoming->pending);
     if (!pending) {
         PyErr_NoMemory();
         return -1;
     }
+    uint8_t *at = place_in_run(incoming, RECORD_SIZE_BYTES + RECORD_HEADER_BYTES + intake.stored_bytes);
+    if (!at) {
+        ring_pop_last(&incoming->pending);
+        return -1;
+    }
     *pending = (struct pending){settled ? NULL : delivery, 0};
     if (settled) proton.delivery_settle(delivery);
-    uint8_t *at = incoming->run.bytes + incoming->run.size;
-    incoming->run.size += RECORD_SIZE_BYTES + RECORD_HEADER_BYTES + intake.stored_bytes;
     at = write_u32(at, (uint32_t)(RECORD_HEADER_BYTES + intake.stored_bytes));
     memset(at, 0, LAYOUT_AT); // the partition knows the times
     at = write_bytes(at + LAYOUT_AT, intake.layout, LAYOUT_BYTES);
@@ -106,6 +122,7 @@ static int incoming_clear(PyObject *self) {
 }
 
 void incoming_free(Incoming *incoming) {
+    Py_CLEAR(incoming->large);
     buffer_free(&incoming->run);
     buffer_free(&incoming->parts);
     ring_free(&incoming->pending);
@@ -137,8 +154,17 @@ static Py_ssize_t incoming_length(PyObject *self) { return (Py_ssize_t)((Incomin
 static PyObject *incoming_take_run(PyObject *self, PyObject *none) {
     (void)none;
     Incoming *incoming = (Incoming *)self;
-    PyObject *run = PyBytes_FromStringAndSize((const char *)incoming->run.bytes, (Py_ssize_t)incoming->run.size);
-    if (!run) return NULL;
+    PyObject *large = incoming->large, *run = large;
+    size_t large_bytes = large ? (size_t)PyBytes_Size(large) : 0;
+    if (!large || incoming->run.size) {
+        run = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(large_bytes + incoming->run.size));
+        if (!run) return NULL;
+        uint8_t *at = (uint8_t *)PyBytes_AsString(run);
+        if (large) at = write_bytes(at, PyBytes_AsString(large), large_bytes);
+        if (incoming->run.size) write_bytes(at, incoming->run.bytes, incoming->run.size);
+        Py_XDECREF(large);
+    }
+    incoming->large = NULL;
     incoming->run.size = incoming->count = incoming->message_bytes = 0;
     if (incoming->run.capacity > KEPT_BUFFER_BYTES) buffer_free(&incoming->run);
     return run;

@@ -38,6 +38,7 @@ typedef struct {
     uint64_t max_message_bytes;
     bool gives_ids, needs_id, takes_sessions, needs_session, takes_transactions; // see `protocol/_native.pyi`
     bool may_be_unfinished; // Python has taken a transfer, whose delivery may go on
+    PyObject *large;        // a message that has gathered before those in `run`, as a run; NULL if there is none
     struct buffer run;      // messages that have gathered
     size_t count;           // of them
     size_t message_bytes;   // of them, as they came
@@ -50,6 +51,7 @@ typedef struct {
 // Consecutive messages of one run, which are given to proton and not written yet.
 struct part {
     PyObject *run;
+    const uint8_t *bytes; // of the run
     size_t at; // of the next record in the run
     size_t left;
     PyObject *numbers; // sequence numbers of 8 bytes each; NULL if they are consecutive
@@ -116,6 +118,10 @@ int incoming_take(Incoming *incoming, void *delivery, const uint8_t *message, si
 // Free the memory of a link whose connection has ended. It has nothing any more.
 void incoming_free(Incoming *incoming);
 void outgoing_free(Outgoing *outgoing);
+
+// The bytes of a run, as long as there is the object: bytes, or a view of memory that does not change. NULL with an
+// exception.
+const uint8_t *run_bytes(PyObject *run, size_t *size);
 
 // Functions of the module.
 PyObject *accept_all(PyObject *module, PyObject *addresses);

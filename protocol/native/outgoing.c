@@ -58,7 +58,7 @@ bool outgoing_is_next(Outgoing *outgoing, const uint8_t *tag, size_t tag_bytes) 
 
 // The record of the next delivery, with its size. What is different in each delivery of the part is set.
 static const uint8_t *next_record(struct part *part, size_t *bytes) {
-    const uint8_t *run = (const uint8_t *)PyBytes_AsString(part->run);
+    const uint8_t *run = part->bytes;
     *bytes = run_next(run, SIZE_MAX / 2, &part->at); // `deliver` has checked the run
     lock_token_of(part->token, part->delivery.lock_token);
     if (part->numbers) {
@@ -242,21 +242,21 @@ static bool has_window(Outgoing *outgoing, PyObject *pump, size_t frames) {
 
 // deliver(run, at, count, token, numbers, delivery_count, locked_until_ms, pump)
 //   -> where the messages end in the run, when the first was enqueued | None, if they are not usual
-static PyObject *outgoing_deliver(PyObject *self, PyObject *arguments) {
-    Outgoing *outgoing = (Outgoing *)self;
-    PyObject *run, *numbers, *locked_until, *pump;
+static PyObject *deliver(Outgoing *outgoing, PyObject *arguments, PyObject *run) {
+    PyObject *given, *numbers, *locked_until, *pump;
     Py_ssize_t at, count, token_bytes;
     const char *token;
     unsigned long long sequence_number = 0;
     unsigned int delivery_count;
-    if (!PyArg_ParseTuple(arguments, "Snny#OIOO!", &run, &at, &count, &token, &token_bytes, &numbers, &delivery_count,
+    if (!PyArg_ParseTuple(arguments, "Onny#OIOO!", &given, &at, &count, &token, &token_bytes, &numbers, &delivery_count,
                           &locked_until, pump_type, &pump))
         return NULL;
     bool are_consecutive = !PyBytes_Check(numbers);
     if (are_consecutive) sequence_number = PyLong_AsUnsignedLongLong(numbers);
     if (PyErr_Occurred()) return NULL;
-    const uint8_t *bytes = (const uint8_t *)PyBytes_AsString(run);
-    size_t size = (size_t)PyBytes_Size(run), end = (size_t)at, queued_bytes = 0, frames = 0;
+    size_t size, end = (size_t)at, queued_bytes = 0, frames = 0;
+    const uint8_t *bytes = run_bytes(run, &size);
+    if (!bytes) return NULL;
     if (at < 0 || count <= 0 || (size_t)at > size || token_bytes != TOKEN_BYTES ||
         (!are_consecutive && PyBytes_Size(numbers) / NUMBER_BYTES < count)) {
         PyErr_SetString(PyExc_ValueError, "no such messages");
@@ -295,6 +295,7 @@ static PyObject *outgoing_deliver(PyObject *self, PyObject *arguments) {
     struct part *part = ring_push(&outgoing->parts);
     if (!part) return PyErr_NoMemory();
     *part = (struct part){.run = Py_NewRef(run),
+                          .bytes = bytes,
                           .at = (size_t)at,
                           .left = (size_t)count,
                           .frame_bytes = frame_bytes,
@@ -325,6 +326,16 @@ static PyObject *outgoing_deliver(PyObject *self, PyObject *arguments) {
         next_token(tag);
     }
     return Py_BuildValue("nL", (Py_ssize_t)end, enqueued_ms);
+}
+
+static PyObject *outgoing_deliver(PyObject *self, PyObject *arguments) {
+    PyObject *run = PyTuple_GetItem(arguments, 0);
+    if (!run) return NULL;
+    if (PyBytes_Check(run) || PyMemoryView_Check(run)) return deliver((Outgoing *)self, arguments, run);
+    run = PyObject_Bytes(run);
+    PyObject *result = run ? deliver((Outgoing *)self, arguments, run) : NULL;
+    Py_XDECREF(run);
+    return result;
 }
 
 static PyObject *outgoing_take_accepted(PyObject *self, PyObject *none) {

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from broker.gateway.links.delivery import render_delivery
 from broker.gateway.links.pending import TakenDeliveries
 from broker.runs import entries_of, messages_of, run_of, tokens_of
-from broker.wire import ENTRY
+from broker.wire import ENTRY, RunOfRecords
 from protocol.codec import Described, Symbol, UByte, UInt, ULong, decode, encode
 from protocol.engine import incoming as incoming_walk
 from protocol.engine.deliveries import (
@@ -109,6 +109,10 @@ class NativePeer(TransactionPeer):
     def push(self, data: bytes) -> None:
         self.engine.push(data)
         self.take()
+
+
+class WidePeer(NativePeer):
+    limit_bytes = 100 << 20
 
 
 def as_taken(event: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -269,6 +273,36 @@ def test_usual_messages_of_several_transfers_are_taken(step):
     assert not pythons
 
 
+def body_of(size: int, byte: bytes) -> bytes:
+    return encode(Described(ULong(0x73), ["id"])) + encode(Described(ULong(0x75), byte * size))
+
+
+@pytest.mark.parametrize("is_taken_at_once", [True, False])
+def test_large_messages_are_taken_whole_and_in_order(is_taken_at_once):
+    """Whether or not they are taken before others come, and however large the buffer for small ones is by then."""
+    peer = WidePeer()
+    if not is_taken_at_once:
+        peer.links[0].post_early = lambda: None
+    sizes = [70_000, 5, 300_000, 1_000_000, 64 << 10, 7, 200_000]
+    messages = [body_of(size, bytes([at])) for at, size in enumerate(sizes)]
+    for number, message in enumerate(messages):
+        peer.engine.push(b"".join(parts_of(number, 1, message, 20)))
+    assert peer.links[0].incoming.count == (0 if is_taken_at_once else len(sizes))
+    assert peer.links[0].incoming.message_bytes == (0 if is_taken_at_once else sum(map(len, messages)))
+    peer.take()
+    assert [event[2] for event in peer.events] == [take_apart(message, want_message_id=True) for message in messages]
+
+
+def test_a_large_message_that_nobody_takes_is_freed():
+    peer = WidePeer()
+    peer.links[0].post_early = lambda: None
+    incoming = peer.links[0].incoming
+    peer.engine.push(b"".join(parts_of(0, 1, body_of(200_000, b"x"), 5)))
+    assert (incoming.count, len(incoming)) == (1, 1)
+    incoming.clear()
+    assert (incoming.count, len(incoming), incoming.take_run()) == (0, 0, b"")
+
+
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_a_delivery_that_has_begun_goes_on_without_the_extensions_link(is_replaced):
     peer = NativePeer()
@@ -392,7 +426,10 @@ class Sending(Server):
             return
         records = records[: max(0, link.credit)]
         numbers = numbers[: 8 * len(records)] if isinstance(numbers, bytes) else numbers
-        if not records or (self.is_native and link.send_run(run_of(records), len(records), token, numbers, 2, 1000)):
+        if not records:
+            return
+        make = RUN_FORMS[token[-1] % len(RUN_FORMS)]
+        if self.is_native and link.send_run(make(records), len(records), token, numbers, 2, 1000):
             return
         entries = entries_of(run_of(records), token, numbers, 2)
         for at in range(0, len(entries), ENTRY):
@@ -403,6 +440,14 @@ class Sending(Server):
     def push(self, data: bytes) -> None:
         self.engine.push(data)
         self.take()
+
+
+# The forms in which a run may come: see `broker.wire`.
+RUN_FORMS: list[Any] = [
+    run_of,
+    lambda records: memoryview(b"    " + run_of(records))[4:],  # at any address
+    RunOfRecords,
+]
 
 
 class Accepting:

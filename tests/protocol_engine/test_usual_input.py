@@ -27,6 +27,8 @@ LIMIT_BYTES = 30_000
 class Peer(Server):
     """A server's end with two links on which the peer sends. It notes deliveries and settles none of them."""
 
+    limit_bytes = LIMIT_BYTES
+
     def __init__(self) -> None:
         super().__init__()
         self.events: list[tuple[Any, ...]] = []
@@ -37,7 +39,7 @@ class Peer(Server):
         self.engine.pull()
 
     def on_attach(self, link):
-        link.accept() if link.is_sender else link.accept(LIMIT_BYTES, 100)
+        link.accept() if link.is_sender else link.accept(self.limit_bytes, 100)
 
     def on_message(self, link, delivery, payload, batch, settled, state):
         self.events.append(("message", link.name, payload, batch, settled, state))

@@ -25,7 +25,7 @@ from broker.partition.state.timers import Due
 from broker.partition.state.topic import Topic
 from broker.partition.state.window import Ref
 from broker.partition.topics.selection import Failure, Selected, select, view_of
-from broker.wire import Extra
+from broker.wire import Extra, RunBytes
 from protocol.extension import extension
 from protocol.message.rendering import with_changes
 from storage.journal.events import Op
@@ -428,7 +428,7 @@ def publish(
     return numbers
 
 
-def publish_run(core: Core, queue: Queue, run: bytes, now_ms: int) -> bool:
+def publish_run(core: Core, queue: Queue, run: RunBytes, now_ms: int) -> bool:
     """As `publish`, for the messages of a run and subscriptions that take every message as it is.
 
     False if that is not so, or not all of it can be done in this turn; then nothing is done. Raises NotAllowed,

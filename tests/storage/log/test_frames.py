@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.extension import extension
 from storage import packed_parts
 from storage.log import frames
 from storage.log.frames import (
@@ -65,7 +66,7 @@ def test_a_turn_is_packed_in_parts_if_that_costs_less(monkeypatch, has_extension
     """With the extension, if it is larger than the buffer; without, if a value need not be copied."""
     if not has_extension:
         monkeypatch.setattr(frames, "extension", None)
-    elif frames.extension is None:
+    elif extension is None:
         pytest.skip("there is no extension")
     turn = [(0, ((1, 3, (b"gone",)), (0, 1, ((b"key", bytes(size)),))))]
     payload = FrameCodec(LOG_ID).pack_turn(1, turn, [], memoryview(bytearray(BUFFER_BYTES)))
