@@ -457,8 +457,11 @@ class Pump:
     def dispatch(self) -> None:
         """Handle proton's events."""
 
-    def pull(self) -> bytes:
-        """All output, in whole frames."""
+    piece_bytes: int
+    """Output that is larger comes in pieces, which may be as much larger as a frame is; a megabyte."""
+
+    def pull(self) -> bytes | list[memoryview]:
+        """All output, in whole frames; pieces of whole frames if it is large."""
 
     def write_ahead(self) -> None:
         """Let proton write what it can now; the next `pull` has it. Events that nobody has handled are forgotten."""

@@ -600,12 +600,16 @@ class ClientConnection(Holder, asyncio.Protocol):
                 self._measure_at_times()
             return
         engine = self.engine
-        output = engine.pull()
+        output = engine.pull_pieces()
         if output:
-            self.unsent.add(output)
-            self.gateway.metrics.bytes_out += len(output)
-            transport.write(output)
-            self.moved_bytes += len(output)
+            if isinstance(output, list):
+                size = self._write_pieces(output)
+            else:
+                self.unsent.add(output)
+                transport.write(output)
+                size = len(output)
+            self.gateway.metrics.bytes_out += size
+            self.moved_bytes += size
             if self.moved_bytes > MEASURED_BYTES:
                 self._measure_at_times()
             if self.blocked:
@@ -614,6 +618,17 @@ class ClientConnection(Holder, asyncio.Protocol):
                 self._flush_again = True
         if engine.finished:
             self._hang_up(" ".join(self.engine.fault()) or "closed")
+
+    def _write_pieces(self, pieces: list[memoryview]) -> int:
+        """Write much output, so that what the client has read of it takes no memory any more; returns its size."""
+        self.unsent.add_pieces(pieces)
+        assert self._transport is not None
+        size = 0
+        while pieces:
+            piece = pieces.pop(0)
+            size += len(piece)
+            self._transport.write(piece)
+        return size
 
     def reject(self, delivery: Delivery, condition: str, text: str, tracker: str = "NoSystemTracker") -> None:
         self.gateway.metrics.errors[condition] += 1

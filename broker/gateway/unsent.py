@@ -10,6 +10,7 @@ import asyncio
 import socket
 import struct
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from protocol.engine.links import Link
@@ -34,13 +35,13 @@ class UnsentOutput:
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._has_deliveries = False
-        self._outputs: deque[bytes] = deque()
+        self._outputs: deque[bytes | memoryview] = deque()
         self.kept_bytes = 0
         self._position = 0  # position of the next output
         self._retained: deque[tuple[int, Link, list[Any]]] = deque()  # position after the delivery, link, entry items
         self._unwritten: list[tuple[Link, list[Any]]] = []  # entries whose output has not come yet
 
-    def add(self, output: bytes) -> None:
+    def add(self, output: bytes | memoryview) -> None:
         """Whole frames are about to be written."""
         if not self._has_deliveries:
             self._position += len(output)
@@ -58,6 +59,16 @@ class UnsentOutput:
             self._unwritten = waiting
         if self.kept_bytes > KEPT_BYTES:
             self.trim()
+
+    def add_pieces(self, pieces: Sequence[bytes | memoryview]) -> None:
+        """As `add`, of an output in pieces of whole frames, of which there is at least one."""
+        *others, last = pieces
+        for piece in others:
+            if self._has_deliveries:
+                self._outputs.append(piece)
+                self.kept_bytes += len(piece)
+            self._position += len(piece)
+        self.add(last)
 
     def skip(self, count: int) -> None:
         """So many bytes without frames are about to be written."""

@@ -294,6 +294,11 @@ class Engine:
 
     def pull(self) -> bytes:
         """The output to write now, in whole frames; empty if there is none."""
+        output = self.pull_pieces()
+        return b"".join(output) if isinstance(output, list) else output
+
+    def pull_pieces(self) -> bytes | list[memoryview]:
+        """As `pull`. If there is much, it comes in pieces of whole frames, which are not put together."""
         self.outputs += 1
         output = self._take_output()
         if self.sending:
@@ -303,7 +308,7 @@ class Engine:
         if self.used_up:
             # Proton writes flows before transfers, but these flows count the transfers, so they come after them.
             self.used_up = self._flow_answers.answer_used_up(self.used_up)
-            output += self._take_output()
+            output = b"".join((*_pieces(output), *_pieces(self._take_output())))
         return output
 
     def write_ahead(self) -> None:
@@ -315,9 +320,10 @@ class Engine:
         elif written := self._take_written():
             self._ahead.append(written)
 
-    def _take_output(self) -> bytes:
+    def _take_output(self) -> bytes | list[memoryview]:
+        output: bytes | list[memoryview]
         if self.pump is not None:
-            output: bytes = self.pump.pull()
+            output = self.pump.pull()
             self.finished = self.pump.finished
         else:
             output = self._take_written()
@@ -330,7 +336,7 @@ class Engine:
             self._flow_answers.saying.clear()
         self._header_taken = True
         if self.output.is_due or self._walk.translated:
-            output = self.output.walk(output)
+            output = self.output.walk(b"".join(_pieces(output)))
         return output
 
     def _take_written(self) -> bytes:
@@ -796,3 +802,7 @@ class Engine:
                 self.output.batches = {each for each in self.output.batches if each[:2] != link.own_handle}
         elif link.offered:
             self.offered = {delivery: owner for delivery, owner in self.offered.items() if owner is not link}
+
+
+def _pieces(output: bytes | list[memoryview]) -> Sequence[bytes | memoryview]:
+    return output if isinstance(output, list) else (output,)

@@ -184,7 +184,7 @@ class OutputWalk:
         return flows if flow[13] == _SESSION_FLOW_FIELDS else [*flows, flow]
 
 
-def _first_fields(frame: bytes, count: int) -> list[Any]:
+def _first_fields(frame: bytes | memoryview, count: int) -> list[Any]:
     """The first fields of a performative that has at least so many, without a look at the others."""
     at = 14 if frame[11] == _LIST8 else 20
     fields = []
@@ -200,7 +200,7 @@ def _settles_without_state(disposition: bytes) -> bool:
     return role is False and state is None
 
 
-def transfers_from(outputs: Iterable[bytes], start: int) -> dict[tuple[int, int], int]:
+def transfers_from(outputs: Iterable[bytes | memoryview], start: int) -> dict[tuple[int, int], int]:
     """The number of deliveries that begin at `start` or behind it, by channel and handle of our end of their links.
 
     `outputs` are consecutive, and each consists of whole frames.

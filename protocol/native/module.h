@@ -133,8 +133,11 @@ int outgoing_accepted(Outgoing *outgoing, void *delivery, bool settled, const ui
 // True if the delivery with this tag is the next one in `parts`.
 bool outgoing_is_next(Outgoing *outgoing, const uint8_t *tag, size_t tag_bytes);
 // Write the message of the next delivery, or what a frame of it has if `more` frames follow. Returns the size, 0 if there
-// is no memory. `to` has room for `queued_bytes`.
+// is no memory. `to` has room for `outgoing_most_bytes`.
 size_t outgoing_write(Outgoing *outgoing, bool more, uint8_t *to);
+
+// What `outgoing_write` writes is no larger, if there is a next delivery.
+size_t outgoing_most_bytes(const Outgoing *outgoing);
 
 // Let proton write what it can now, ahead of the next pull: -1 with an exception.
 int pump_write(PyObject *pump);

@@ -112,6 +112,11 @@ size_t outgoing_write(Outgoing *outgoing, bool more, uint8_t *to) {
     return written;
 }
 
+size_t outgoing_most_bytes(const Outgoing *outgoing) {
+    const struct part *part = ring_at(&outgoing->parts, 0);
+    return part->frame_bytes < outgoing->queued_bytes ? part->frame_bytes : outgoing->queued_bytes;
+}
+
 static size_t frames_of(size_t bytes, size_t frame_bytes) { return bytes / frame_bytes + (bytes % frame_bytes != 0); }
 
 // Keep an accepted delivery until its answer comes: false if there is no memory.

@@ -6,6 +6,7 @@
 
 #define STAGED_BYTES (16 << 10) // given to proton at once
 #define PEEK_BYTES 1024         // taken from proton at once, at least
+#define PIECE_BYTES (1 << 20)   // of output that is larger: the C library keeps the memory of a piece when it is freed
 #define KEPT_WRITTEN_BYTES (8 << 20) // of the buffer for output; a larger one is freed when it was copied
 // A push stops when Python has been called so often, and looks after so many frames that Python takes.
 #define CALLS_AT_ONCE 64
@@ -30,6 +31,7 @@ typedef struct {
     size_t calls;                // of Python since the push began
     bool dispatching;            // an event is being handled, which is popped then
     bool finished;
+    size_t piece_bytes;          // of output: see `copied_output`
 } Pump;
 
 struct payload {
@@ -446,10 +448,59 @@ int pump_write(PyObject *pump) {
 
 uint32_t pump_max_frame(PyObject *pump) { return proton.transport_get_remote_max_frame(((Pump *)pump)->transport); }
 
-// Copy whole frames to `to`, with the payloads of transfers that an Outgoing has: in these, proton has written nothing,
-// or a byte if there are several of a delivery. Returns the size; SIZE_MAX if there is no memory.
-static size_t copy_frames(Pump *pump, uint8_t *to) {
-    uint8_t *end = to;
+// Where frames are copied to: one value, or several whose sizes are no more than `piece_bytes` and a frame.
+struct output {
+    PyObject *pieces;  // memoryviews of those that are full; NULL if there is only one
+    PyObject *piece;   // bytes
+    uint8_t *at, *end; // what is free of it
+    size_t piece_bytes;
+};
+
+// Add what there is of the last piece to the others.
+static bool end_piece(struct output *output) {
+    const uint8_t *begin = (const uint8_t *)PyBytes_AsString(output->piece);
+    PyObject *view = PyMemoryView_FromObject(output->piece);
+    PyObject *full = view ? PySequence_GetSlice(view, 0, output->at - begin) : NULL;
+    Py_XDECREF(view);
+    Py_CLEAR(output->piece);
+    int result = full ? PyList_Append(output->pieces, full) : -1;
+    Py_XDECREF(full);
+    return result == 0;
+}
+
+// Have room for a frame of so many bytes at most: false with an exception.
+static bool output_reserve(struct output *output, size_t bytes) {
+    if (bytes <= (size_t)(output->end - output->at)) return true; // the usual case: all have room in one
+    if (output->piece && !end_piece(output)) return false;
+    size_t size = bytes > output->piece_bytes ? bytes : output->piece_bytes;
+    output->piece = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
+    if (!output->piece) return false;
+    output->at = (uint8_t *)PyBytes_AsString(output->piece);
+    output->end = output->at + size;
+    return true;
+}
+
+// Copy whole frames that proton has written: false with an exception.
+static bool copy_written(struct output *output, size_t from, size_t to) {
+    while (output->pieces && to - from > output->piece_bytes) { // proton has written so much itself
+        size_t end = from, size;
+        do {
+            const uint8_t *frame = written.bytes + end;
+            size = memcmp(frame, "AMQP", 4) ? read_u32(frame) : 8;
+            end += size < to - end ? size : to - end;
+        } while (end < to && end - from < output->piece_bytes);
+        if (!output_reserve(output, end - from)) return false;
+        output->at = write_bytes(output->at, written.bytes + from, end - from);
+        from = end;
+    }
+    if (!output_reserve(output, to - from)) return false;
+    if (to > from) output->at = write_bytes(output->at, written.bytes + from, to - from);
+    return true;
+}
+
+// Copy whole frames, with the payloads of transfers that an Outgoing has: in these, proton has written nothing, or a byte
+// if there are several of a delivery. False with an exception.
+static bool copy_frames(Pump *pump, struct output *output) {
     size_t at = 0, copied = 0;
     while (written.size - at >= 8) {
         const uint8_t *frame = written.bytes + at;
@@ -459,15 +510,22 @@ static size_t copy_frames(Pump *pump, uint8_t *to) {
         if (!transfer_read(frame, size, &transfer) || size - transfer.payload_at > 1) continue;
         Outgoing *outgoing = (Outgoing *)linked(&pump->outgoing_by_handle, key_of(transfer.channel, transfer.handle));
         if (!outgoing || !outgoing_is_next(outgoing, transfer.tag, transfer.tag_bytes)) continue;
-        end = write_bytes(end, written.bytes + copied, at - size + transfer.payload_at - copied);
+        if (output->pieces) {
+            if (!copy_written(output, copied, at - size)) return false;
+            copied = at - size;
+            if (!output_reserve(output, transfer.payload_at + outgoing_most_bytes(outgoing))) return false;
+        }
+        output->at = write_bytes(output->at, written.bytes + copied, at - size + transfer.payload_at - copied);
         copied = at;
-        size_t payload_bytes = outgoing_write(outgoing, transfer.more, end);
-        if (!payload_bytes) return SIZE_MAX;
-        write_u32(end - transfer.payload_at, (uint32_t)(transfer.payload_at + payload_bytes));
-        end += payload_bytes;
+        size_t payload_bytes = outgoing_write(outgoing, transfer.more, output->at);
+        if (!payload_bytes) {
+            PyErr_NoMemory();
+            return false;
+        }
+        write_u32(output->at - transfer.payload_at, (uint32_t)(transfer.payload_at + payload_bytes));
+        output->at += payload_bytes;
     }
-    end = write_bytes(end, written.bytes + copied, written.size - copied);
-    return (size_t)(end - to);
+    return copy_written(output, copied, written.size);
 }
 
 static size_t queued_bytes(const struct map *links) {
@@ -501,6 +559,34 @@ static PyObject *pump_write_ahead(PyObject *self, PyObject *none) {
     Py_RETURN_NONE;
 }
 
+// What is written now: bytes; or, if that is more than `piece_bytes`, a list of memoryviews of them.
+static PyObject *copied_output(Pump *pump) {
+    size_t queued = queued_bytes(&pump->outgoing_by_handle), all = written.size + queued;
+    struct output output = {.piece_bytes = pump->piece_bytes};
+    if (all > pump->piece_bytes) output.pieces = PyList_New(0);
+    else output.piece = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)all);
+    if (!output.pieces && !output.piece) return NULL;
+    if (output.piece) {
+        output.at = (uint8_t *)PyBytes_AsString(output.piece);
+        output.end = output.at + all;
+    }
+    bool is_copied = queued ? copy_frames(pump, &output) : copy_written(&output, 0, written.size);
+    if (is_copied && output.pieces && output.piece) is_copied = end_piece(&output);
+    if (!is_copied) {
+        Py_XDECREF(output.pieces);
+        Py_XDECREF(output.piece);
+        return NULL;
+    }
+    if (output.pieces) return output.pieces;
+    if (output.at < output.end) { // some deliveries wait for the session's window
+        char *bytes = PyBytes_AsString(output.piece);
+        PyObject *whole = output.piece;
+        output.piece = PyBytes_FromStringAndSize(bytes, (char *)output.at - bytes);
+        Py_DECREF(whole);
+    }
+    return output.piece;
+}
+
 static PyObject *pump_pull(PyObject *self, PyObject *none) {
     (void)none;
     Pump *pump = (Pump *)self;
@@ -508,21 +594,7 @@ static PyObject *pump_pull(PyObject *self, PyObject *none) {
     if (!take_all(pump)) {
         PyErr_NoMemory();
     } else {
-        size_t queued = queued_bytes(&pump->outgoing_by_handle);
-        output = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(written.size + queued));
-        if (output) {
-            size_t size = written.size;
-            if (queued) size = copy_frames(pump, (uint8_t *)PyBytes_AsString(output));
-            else if (size) memcpy(PyBytes_AsString(output), written.bytes, size);
-            if (size == SIZE_MAX) {
-                Py_CLEAR(output);
-                PyErr_NoMemory();
-            } else if (size < written.size + queued) { // some deliveries wait for the session's window
-                PyObject *all = output;
-                output = PyBytes_FromStringAndSize(PyBytes_AsString(all), (Py_ssize_t)size);
-                Py_DECREF(all);
-            }
-        }
+        output = copied_output(pump);
         if (written.size) forget_events(pump);
         forget_ended(pump);
     }
@@ -634,6 +706,7 @@ static int pump_init(PyObject *self, PyObject *arguments, PyObject *keywords) {
     pump->transport = pointer_of(transport);
     pump->collector = pointer_of(collector);
     pump->engine = Py_NewRef(engine);
+    pump->piece_bytes = PIECE_BYTES;
     pump->payloads.item_bytes = sizeof(struct payload);
     pump->ended.item_bytes = sizeof(PyObject *);
     return 0;
@@ -644,8 +717,25 @@ static PyObject *pump_finished(PyObject *self, void *closure) {
     return PyBool_FromLong(((Pump *)self)->finished);
 }
 
+static PyObject *pump_get_piece_bytes(PyObject *self, void *closure) {
+    (void)closure;
+    return PyLong_FromSize_t(((Pump *)self)->piece_bytes);
+}
+
+static int pump_set_piece_bytes(PyObject *self, PyObject *value, void *closure) {
+    (void)closure;
+    size_t bytes = value ? PyLong_AsSize_t(value) : 0;
+    if (!value || PyErr_Occurred()) {
+        if (!value) PyErr_SetString(PyExc_TypeError, "cannot be deleted");
+        return -1;
+    }
+    ((Pump *)self)->piece_bytes = bytes;
+    return 0;
+}
+
 static PyGetSetDef pump_attributes[] = {
     {"finished", pump_finished, NULL, NULL, NULL},
+    {"piece_bytes", pump_get_piece_bytes, pump_set_piece_bytes, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyMethodDef pump_methods[] = {

@@ -215,7 +215,7 @@ class Tunnel:
 
     # -- the transport, as `ClientConnection` uses it
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         if not self._has_closed:
             self._send(Opcode.BINARY, data)
 
@@ -260,7 +260,7 @@ class Tunnel:
             self._send(Opcode.CLOSE, close.serialize())
             self._has_closed = True
 
-    def _send(self, opcode: Opcode, payload: bytes) -> None:
+    def _send(self, opcode: Opcode, payload: bytes | memoryview) -> None:
         head = frame_head(opcode, len(payload))
         if len(payload) <= JOINED_BYTES:
             self._transport.write(head + payload)
