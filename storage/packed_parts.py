@@ -22,19 +22,20 @@ def packed_parts(value: Any, default: Callable[[Any], Any] | None = None) -> lis
     """
     packer = msgpack.Packer(autoreset=False, default=default)
     parts: list[bytes] = []
-
-    def put(value: Any) -> None:
-        kind = type(value)
-        if kind is bytes and len(value) >= APART_BYTES:
-            parts.extend((packer.bytes() + _head(_BIN_32, len(value)), value))
-            packer.reset()
-        elif kind in (list, tuple) and len(value) <= FEW_ITEMS:
-            packer.pack_array_header(len(value))
-            for item in value:
-                put(item)
-        else:
-            packer.pack(value)
-
-    put(value)
+    _put(value, packer, parts)
     parts.append(packer.bytes())
     return parts
+
+
+# No function inside of the other one: that would refer to itself, and keep the parts until Python looks for cycles.
+def _put(value: Any, packer: msgpack.Packer, parts: list[bytes]) -> None:
+    kind = type(value)
+    if kind is bytes and len(value) >= APART_BYTES:
+        parts.extend((packer.bytes() + _head(_BIN_32, len(value)), value))
+        packer.reset()
+    elif kind in (list, tuple) and len(value) <= FEW_ITEMS:
+        packer.pack_array_header(len(value))
+        for item in value:
+            _put(item, packer, parts)
+    else:
+        packer.pack(value)

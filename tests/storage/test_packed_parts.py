@@ -1,5 +1,7 @@
 """Large byte strings are packed without a copy, and what is packed is what msgpack makes of the value."""
 
+import gc
+import sys
 from typing import Any
 from unittest.mock import patch
 
@@ -59,6 +61,18 @@ def test_parts_are_msgpack_and_large_byte_strings_are_themselves(value):
 def test_large_values_are_bit_for_bit_as_msgpack_writes_them():
     value = (7, [(0, [(2, 1, ((b"key", bytes(module.APART_BYTES)), (b"other", b"small"))), (1, 2, (b"gone",))])], [])
     assert b"".join(packed_parts(value)) == msgpack.packb(value)
+
+
+def test_nothing_refers_to_the_parts_when_they_were_used():
+    """Else a worker would have each large message in memory until Python looks for cycles, which it does rarely."""
+    large = bytes(module.APART_BYTES)
+    gc.disable()
+    try:
+        before = sys.getrefcount(large)
+        packed_parts([[(b"key", large)]])
+        assert sys.getrefcount(large) == before
+    finally:
+        gc.enable()
 
 
 def test_what_cannot_be_packed_is_packed_by_the_default_or_raises():
