@@ -56,8 +56,9 @@ elsewhere. Each figure is the median of the rounds, with `[least..greatest]`. *Ã
 above 1 is good for rates, below 1 for times, memory and costs. Plots show medians, and the range of the rounds as a
 line.
 
-[Where targets are missed, and why](performance/limits.md) and [how the throughput grows with
-processors](performance/scaling.md), with a model, are on pages of their own.
+[Where targets are missed, and why](performance/limits.md), [how the throughput grows with
+processors](performance/scaling.md), with a model, and [what large messages cost](performance/large-messages.md) are on
+pages of their own.
 """
 
 
