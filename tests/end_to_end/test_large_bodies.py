@@ -13,7 +13,7 @@ from tests.patience import PATIENCE_S, eventually
 
 MIB = 1 << 20
 BODY_BYTES = 40 * MIB  # more than the C library keeps
-MESSAGES = 8
+MESSAGES = 6
 CONFIG = """
 amqp.max_message_size_bytes = 104857600
 partitions = 1
