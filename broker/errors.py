@@ -68,6 +68,10 @@ class SessionCannotBeLocked(BrokerError):
 class SessionLockLost(BrokerError): ...
 
 
+class SessionTakenOver(BrokerError):
+    """Another receiver has named the lock token of the session, whose locks go on. To clients it is SessionLockLost."""
+
+
 class SessionNotFound(BrokerError): ...
 
 

@@ -9,7 +9,10 @@ An incoming message is [layout, body, ttl_ms | None, extra | None]: see `Extra`.
 items each: token (16 bytes), sequence number, delivery count, message record, overlay | None. In the answer to `peek`
 the token is replaced by the `Place` of the message. Many usual messages are one value: see `broker.runs`.
 
-A `session` is [session id, or None for any that is available; milliseconds to wait for one]. A `receiver` among the
+A `session` is [session id, or None for any that is available; milliseconds to wait for one]; to a worker of
+VERSION_WITH_NON_EXCLUSIVE_SESSIONS, for a session that is not exclusive, also: the token of its lock (16 bytes), and
+True to take over the session that has this token. The receiver that had it gets CLOSED with SessionTakenOver, and its
+CLOSE_RECEIVER says what never reached the client; then the other one gets OPENED. A `receiver` among the
 arguments of a request is the channel of the caller's receiver that holds the lock of the session; 0 if it has none.
 
 Requests, their arguments and results (all or nothing each; `docs/architecture.md` has the meaning):
@@ -75,13 +78,14 @@ import msgpack
 # The versions of these messages that this process can speak. A version may add kinds of messages, and items behind
 # those that a message had; who reads them, supplies what an older process does not send. Processes of one namespace may
 # be of neighbouring versions while they are replaced one after the other.
-VERSION = 6
+VERSION = 7
 VERSION_WITH_RUNS = 3
 VERSION_WITH_RUNS_IN_TRANSACTIONS = 4
 VERSION_WITH_MARKS = 6
 VERSION_WITH_BEATS = 6
 VERSION_WITH_ANSWERS_TO_RESTORE = 6
 VERSION_WITH_SELECTORS = 6
+VERSION_WITH_NON_EXCLUSIVE_SESSIONS = 7
 OLDEST_VERSION = 1
 ENTRY = 5  # items per delivery in DELIVER and in the results of peek and receive-deferred
 

@@ -274,6 +274,13 @@ LOCK_LOST = (
     "The lock supplied is invalid. Either the lock expired, or the message has already been removed from the queue."
 )
 
+
+def invalid_filter_type(link_name: str) -> str:
+    """.NET's SDK knows by this, from the last quote on, that sessions which are not exclusive are not offered."""
+    text = "contains invalid filter type. System only support Jms or Apache selector filter type."
+    return f"The link '{link_name}' {text}"
+
+
 SESSION_LOCK_LOST = "The session lock has expired on the MessageSession. Accept a new MessageSession."
 
 

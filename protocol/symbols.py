@@ -142,6 +142,9 @@ PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
 
 # Filter of a receiver's source: the session that it asks for
 SESSION_FILTER: Final = Symbol("com.microsoft:session-filter")  # string or null, in some clients described
+# The same of a session that can be taken over: a described list of the session id or null, and a lock token or null.
+NON_EXCLUSIVE_SESSION_FILTER: Final = Symbol("com.microsoft:non-exclusive-session-filter")
+NON_EXCLUSIVE_SESSION_FILTER_OF_PREVIEWS: Final = Symbol("com.microsoft:non-exclusive-session-filter:list")
 
 # Link properties
 # Of an open, in azure-servicebus-jms: long, the idle time after which a subscription that it makes is deleted

@@ -5,7 +5,7 @@ import uuid
 from functools import partial
 from typing import NamedTuple
 
-from broker.errors import InvalidArgument, NotAllowed, NotImplementedByBroker, Unauthorized
+from broker.errors import InvalidArgument, NotAllowed, Unauthorized
 from broker.gateway.host import Host
 from broker.gateway.links.browsers import Browser
 from broker.gateway.links.filters import SourceFilters
@@ -26,6 +26,7 @@ from broker.gateway.nodes.namespace import NamespaceRequests
 from broker.gateway.nodes.request_links import REQUEST_CREDIT, RequestLink, ResponseLink
 from broker.gateway.subscribing import Missing, subscription_of, subscriptions_to_end
 from broker.namespace.entities import Right
+from broker.namespace.tiers import Sku
 from protocol import error_texts, session_filter
 from protocol.addresses import Address, Node, Part
 from protocol.addresses import parse as parse_address
@@ -35,8 +36,6 @@ from protocol.symbols import ENTITY_TYPE, PEEK_MODE, TEMPORARY_TOPIC, TRANSFER_D
 
 # The largest tokens known are some 10 KiB.
 MAX_TOKEN_MESSAGE_BYTES = 128 * 1024
-
-_NON_EXCLUSIVE_SESSION_FILTER = "com.microsoft:non-exclusive-session-filter:list"  # of a preview of Service Bus
 
 _KINDS = ("queue", "topic", "subscription")  # by the numbers of ENTITY_TYPE
 
@@ -216,8 +215,8 @@ def _bind_receiver(host: Host, link: Link, address: Address, entity: Entity, *, 
     """`is_subscriber`: the link names the topic of this subscription."""
     entity.require_receive(address.part)
     filters, properties = link.source_filter(), link.remote_properties()
-    if _NON_EXCLUSIVE_SESSION_FILTER in filters:
-        raise NotImplementedByBroker("Receivers that share a session are not offered by this version.")
+    if session_filter.is_non_exclusive(filters) and host.gateway.settings.sku is Sku.STANDARD:
+        raise NotAllowed(error_texts.invalid_filter_type(link.name))
     session = session_filter.read(filters, properties)
     has_sessions = entity.requires_session and address.part is Part.MAIN
     if session is not None and not has_sessions:

@@ -32,6 +32,7 @@ CONDITION: dict[type[errors.BrokerError], Symbol] = {
     errors.MessageNotFound: conditions.MESSAGE_NOT_FOUND,
     errors.SessionCannotBeLocked: conditions.SESSION_CANNOT_BE_LOCKED,
     errors.SessionLockLost: conditions.SESSION_LOCK_LOST,
+    errors.SessionTakenOver: conditions.SESSION_LOCK_LOST,
     errors.SessionNotFound: conditions.SESSION_NOT_FOUND,
     errors.OperationTimeout: conditions.TIMEOUT,
     errors.ServerBusy: conditions.SERVER_BUSY,

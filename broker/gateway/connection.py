@@ -639,6 +639,17 @@ class ClientConnection(Holder, asyncio.Protocol):
         self.gateway.metrics.errors[condition] += 1
         self._links.end(link, condition, self.tracked(str(error), tracker))
 
+    def let_go(self, link: Link, error: BrokerError, tracker: str, delay_s: float) -> None:
+        """The link has nothing to do any more, and is detached later, unless the client detaches it before."""
+        self._links.unbind(link)
+
+        def detach() -> None:
+            if not link.closed:
+                self.detach(link, error, tracker)
+                self.flush()
+
+        self.later(delay_s, detach)
+
     @_contained
     def detach_from(self, entities: Collection[Entity]) -> None:
         """These entities were deleted: detach links to them (through others, too) and to their $management nodes."""

@@ -4,7 +4,7 @@ A connection binds links to entities and nodes, so it imports their classes. The
 interfaces.
 """
 
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from broker.errors import BrokerError
@@ -23,6 +23,7 @@ from broker.keys import Keyring
 from broker.metrics import GatewayMetrics
 from broker.repeated_warning import RepeatedWarning
 from broker.settings.config import Settings
+from broker.wire import Outcome
 from protocol.addresses import Node
 from protocol.engine.deliveries import Delivery
 from protocol.engine.links import Link
@@ -60,9 +61,13 @@ class SessionHolder(Protocol):
     """A link that has the lock of a session; the partition knows the link by `channel`."""
 
     link: Link
+    is_exclusive: bool
 
     @property
     def channel(self) -> int: ...
+
+    def has_settled(self, tokens: Sequence[bytes], outcome: Outcome) -> None:
+        """The client has settled these messages by a request; some may be of other links."""
 
 
 class Responder(Protocol):
@@ -115,6 +120,9 @@ class Host(Turn, Protocol):
         """The node of the link is there: bind it, or refuse it with the error that this raises."""
 
     def detach(self, link: Link, error: BrokerError, tracker: str = "NoSystemTracker") -> None: ...
+
+    def let_go(self, link: Link, error: BrokerError, tracker: str, delay_s: float) -> None:
+        """The link has nothing to do any more, and is detached later, unless the client detaches it before."""
 
     def later(self, delay_s: float, call: Callable[[], None]) -> None:
         """Call `call` after the delay, if the connection still exists."""

@@ -137,8 +137,8 @@ class Partition:
         session: Sequence[Any] | None = None,
         selector: str | None = None,
     ) -> None:
-        """`session`: [session id, or None for any that is available; milliseconds to wait for one]. `Pumped.accepted`
-        tells the lock. `selector`: the receiver gets only messages that this selects; the others stay.
+        """`session`: see `broker.wire`. `Pumped.accepted` tells the lock. `selector`: the receiver gets only messages
+        that this selects; the others stay.
 
         Raises EntityNotFound, EntityDisabled, NotAllowed, SessionCannotBeLocked, InvalidArgument; InvalidFilter,
         NotImplementedByBroker for a selector.
@@ -159,8 +159,9 @@ class Partition:
             return
         if session is None:
             raise NotAllowed(f"'{queue.terms.name}' requires sessions; a receiver has to accept one.")
-        session_id, timeout_ms = session
-        session_locks.accept(core, queue, opened, session_id, timeout_ms, now_ms)
+        session_id, timeout_ms, *lock = session
+        opened.session_token, takes_over = lock or (None, False)
+        session_locks.accept(core, queue, opened, session_id, timeout_ms, now_ms, takes_over)
         if queue.expiry_paused and queue.sessions.waiting:
             expiry.resume(core, queue)
 
@@ -179,6 +180,8 @@ class Partition:
         queue = self._core.queue(found.queue_id)
         if queue.sessions is not None and found.session is None:
             return  # it waits for a session and gets no messages before
+        if found.session is not None and found.session.successor is not None:
+            return  # it is told to leave
         line = queue.line_of(found)
         if drain:
             line.drain(found, limit)

@@ -306,6 +306,8 @@ def _settle(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None:
     properties: Properties | None = args[2]
     if len(set(tokens)) < len(tokens):
         raise InvalidArgument("The request names a lock token twice.")
+    if queue.sessions is not None and len(args) > 3:
+        session_locks.require_holder(queue, args[3], tokens, now_ms)
     for token in tokens:
         error = settlement.refusal(core, queue, token, outcome, properties, now_ms)
         if error is not None:

@@ -107,6 +107,8 @@ def _settle_all(core: Core, transaction: Transaction, queue: Queue, args: Sequen
     if len(set(tokens)) < len(tokens):
         raise InvalidArgument("The request names a lock token twice.")
     _check_settlements(core, transaction, queue, tokens, outcome, properties)
+    if queue.sessions is not None and rest:
+        session_locks.require_holder(queue, rest[0], tokens, now_ms)
     for token in tokens:
         error = settlement.refusal(core, queue, token, outcome, properties, now_ms)
         if error is not None:

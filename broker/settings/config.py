@@ -749,7 +749,8 @@ class Settings(Frozen):
     sku: Sku | None = Field(
         None,
         description="The tier that the namespace shows to administration clients, and whose sizes it takes: standard "
-        "refuses those of Premium, premium has its own ranges. Off shows Standard and takes both.",
+        "refuses those of Premium, and sessions that are not exclusive; premium has its own ranges. Off shows Standard "
+        "and takes all.",
     )
     keep_case_of_names: bool = Field(
         False,

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from broker import runs, wire
 from broker.catalog.catalog import HOME, catalog_version
 from broker.catalog.changing import Limits
-from broker.errors import BrokerError, InternalError, InvalidArgument
+from broker.errors import BrokerError, InternalError, InvalidArgument, SessionTakenOver
 from broker.logging import get_logger
 from broker.metrics import WorkerMetrics
 from broker.partition.forwarding.destination import ENTRY
@@ -473,7 +473,8 @@ class Worker:
         for peer, channel in pumped.available:  # type: ignore[misc]
             peer.answers.append(wire.available(channel))
         for (peer, channel), error in pumped.closed:  # type: ignore[misc]
-            peer.receivers.pop(channel, None)
+            if not isinstance(error, SessionTakenOver):  # after which the gateway says what never reached the client
+                peer.receivers.pop(channel, None)
             peer.answers.append(wire.closed(channel, type(error).__name__, str(error)))
 
     def _answer_together(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:

@@ -1,8 +1,9 @@
 """Sessions and links; deliveries are in `protocol.engine.deliveries`."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol, SupportsBytes
 
-from protocol.engine.deliveries import TRANSACTIONAL, Delivery
+from protocol.engine.deliveries import TRANSACTIONAL, Delivery, settle
 from protocol.engine.incoming import WIDE_WINDOW
 from protocol.engine.native import address_of, incoming_window_of
 from protocol.engine.outgoing import OutputWalk
@@ -451,6 +452,24 @@ class Link:
             self._unsettled -= 1
         elif self.outgoing is not None:
             self.outgoing.told(address_of(delivery))
+
+    def settle_sent(self, tags: Sequence[bytes], state: int) -> None:
+        """Settle those of the link's deliveries that have these tags and no outcome, with this one.
+
+        Only those that Python has sent. The oldest are found first.
+        """
+        wanted, found = set(tags), []
+        for delivery, (owner, tag) in self.engine.sent.items():
+            if owner is self and tag in wanted:
+                found.append(delivery)
+                if len(found) == len(wanted):
+                    break
+        if found:
+            self.begin_outcomes()
+        for delivery in found:
+            self.forget_sent(delivery)
+            settle(delivery, state)
+            self.engine.output.is_due = True
 
     @property
     def drain(self) -> bool:

@@ -193,10 +193,6 @@ def test_nodes_of_requests_have_no_filters(peer: RawPeer) -> None:
         (by("JMSReplyTo = 'x'"), "amqp:not-implemented"),
         ({Symbol("no-local"): Described(ULong(0x0000468C00000003), "NoLocalFilter{}")}, "amqp:not-implemented"),
         ({Symbol("x"): Described(Symbol("apache.org:no-local-filter:list"), [])}, "amqp:not-implemented"),
-        (
-            {Symbol("com.microsoft:non-exclusive-session-filter:list"): Described(Symbol("x"), [])},
-            "amqp:not-implemented",
-        ),
     ],
 )
 def test_what_cannot_be_in_place_is_refused(peer: RawPeer, filters: Any, condition: str, mode: Any) -> None:

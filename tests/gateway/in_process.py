@@ -14,6 +14,7 @@ from broker.gateway.connection import ClientConnection
 from broker.gateway.gateway import Gateway
 from broker.gateway.worker_socket import SocketConnection
 from broker.namespace.entities import QueueDescription
+from broker.namespace.tiers import Sku
 from broker.settings.config import Settings
 from broker.wire import Op, SendRun, Settle
 from protocol.codec import Described, Symbol, UByte, UInt, ULong, UShort, decode, encode
@@ -215,7 +216,9 @@ def started_gateway(directory: Path, **properties: Any) -> tuple[Gateway, Worker
     return gateway, worker
 
 
-def gateway_with_workers(directory: Path, count: int, **properties: Any) -> tuple[Gateway, list[Worker]]:
+def gateway_with_workers(
+    directory: Path, count: int, *, sku: Sku | None = None, **properties: Any
+) -> tuple[Gateway, list[Worker]]:
     """A gateway with so many workers, each with one partition; the queue `orders` is on all of them."""
     settings = Settings.model_validate(
         {
@@ -224,6 +227,7 @@ def gateway_with_workers(directory: Path, count: int, **properties: Any) -> tupl
             "workers": count,
             "security": {"root_key": KEY},
             "ops": {"port": None},
+            "sku": sku,
         }
     )
     sockets = tuple(f"worker-{number}" for number in range(count))

@@ -56,9 +56,12 @@ class SessionDriver(Driver[StoreClass]):
         wait_ms: int = WAIT_MS,
         queue: int = MAIN,
         receive_and_delete: bool = False,
+        token: bytes | None = None,
+        takes_over: bool = False,
     ) -> None:
-        """For this session, or for any, as a worker does: the next turn tells."""
-        self.partition.open_receiver(receiver, queue, receive_and_delete, self.now_ms, [session, wait_ms])
+        """For this session, or for any, as a worker does: the next turn tells. With a token it is not exclusive."""
+        lock = () if token is None and not takes_over else (token, takes_over)
+        self.partition.open_receiver(receiver, queue, receive_and_delete, self.now_ms, [session, wait_ms, *lock])
         self._limits[receiver] = 0
 
     def accept(self, receiver: Any = "r", session: str | None = None, **given: Any) -> str | None:

@@ -45,6 +45,11 @@ requires_session = true
 max_message_size_kb = 1
 
 [[queues]]
+name = "spread"
+requires_session = true
+enable_partitioning = true
+
+[[queues]]
 name = "forwards"
 forward_to = "orders"
 
@@ -75,4 +80,4 @@ def broker(session_broker: Broker) -> Iterator[Broker]:
 def peer(broker: Broker) -> Iterator[RawPeer]:
     with RawPeer.connect(broker.amqp_port) as peer:
         yield peer
-    purge(broker.amqp_port, "orders", "short", "small", ELSEWHERE, PLAIN)
+    purge(broker.amqp_port, "orders", "short", "small", "spread", ELSEWHERE, PLAIN)

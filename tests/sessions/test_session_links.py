@@ -164,12 +164,6 @@ def test_a_filter_that_makes_no_sense_is_refused(peer, value, condition):
     assert peer.refusal()[0] == condition
 
 
-def test_shared_sessions_are_not_offered(peer):
-    name = Symbol("com.microsoft:non-exclusive-session-filter:list")
-    peer.attach(sender=False, source_=source("orders", filters={name: ["a"]}))
-    assert peer.refusal()[0] == "amqp:not-implemented"
-
-
 def test_one_connection_receives_many_sessions(peer):
     sessions = [f"s{at:02}" for at in range(40)]
     send(peer, "orders", *[(session, b"%s-%d" % (session.encode(), at)) for at in range(2) for session in sessions])

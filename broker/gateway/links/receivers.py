@@ -76,9 +76,10 @@ class ReceiverChannel(LinkChannel):
         receiver = self._receiver
         what = (self.partition, self.number, receiver.queue, receiver.receives_and_deletes, session)
         command: wire.OpenReceiver | wire.OpenSelective
-        if receiver.selector is None:
+        knows_session = receiver.is_exclusive or self.worker.knows_non_exclusive_sessions
+        if knows_session and receiver.selector is None:
             command = wire.open_receiver(*what)
-        elif self.worker.knows_selectors:
+        elif knows_session and receiver.selector is not None and self.worker.knows_selectors:
             command = wire.open_selective(*what, receiver.selector)
         else:  # it is of an older version, and will be replaced
             self.connection.later(0, lambda: receiver.on_closed(self, ServerBusy(error_texts.SERVER_BUSY)))
@@ -231,6 +232,7 @@ class ClientReceiver(EntityLink):
 
     right = Right.LISTEN
     is_spread = False  # over several fragments of a partitioned entity
+    is_exclusive = True  # nobody can take the messages over
 
     def __init__(
         self,
@@ -262,7 +264,8 @@ class ClientReceiver(EntityLink):
         self._is_watching = False  # a timer for that runs
         self._in_transactions = 0  # outcomes that wait for the answer to their transaction
         self._closing = False
-        if native is not None and not self.receives_and_deletes and (self.is_spread or len(partitions) == 1):
+        is_usual = self.is_exclusive and (self.is_spread or len(partitions) == 1)
+        if native is not None and not self.receives_and_deletes and is_usual:
             link.outgoing = native.Outgoing(
                 address_of(link.pointer), self, False, self.is_spread, self._keys, self._is_copy
             )

@@ -1,6 +1,7 @@
 """Links on which clients receive one session: the attach is answered when the link has the session."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from uuid import UUID, uuid4
 
 from broker.errors import (
     BrokerError,
@@ -10,11 +11,14 @@ from broker.errors import (
     ServerBusy,
     SessionCannotBeLocked,
     SessionLockLost,
+    SessionTakenOver,
 )
 from broker.gateway.host import Host
 from broker.gateway.links.filters import SourceFilters
+from broker.gateway.links.outcomes import STATE_OF
 from broker.gateway.links.receivers import ClientReceiver, ReceiverChannel
 from broker.gateway.namespace import Entity
+from broker.wire import Outcome
 from protocol import error_texts, session_filter
 from protocol.addresses import Address
 from protocol.engine.links import Link
@@ -32,6 +36,11 @@ class SessionReceiver(ClientReceiver):
 
     When the lock ends, the partition closes the receiver at once. The client is told by the detach of the link. This
     happens at once if the client holds messages, whose locks are lost, or does not wait; else LOST_QUIETLY_S later.
+
+    If another receiver takes the session over, the link has no session any more, and is detached LOST_QUIETLY_S later:
+    what the client asks for until then is refused with the reason, which .NET's SDK does not know after the detach.
+    Of a session that is not exclusive clients settle messages by requests ($management), so the deliveries are settled
+    here then; the extension, which knows no delivery by its token, does not send them.
     """
 
     def __init__(
@@ -48,6 +57,8 @@ class SessionReceiver(ClientReceiver):
         self._request = request
         self._filters = filters
         self._lost: BrokerError | None = None  # the lock has ended and the client is not told yet
+        self.is_exclusive = request.is_exclusive
+        self._token: UUID | None = None if request.is_exclusive else request.lock_token or uuid4()
         self.session_id: str | None = None  # of the session that this link has the lock of
         super().__init__(connection, link, entity, address, [partition], filters.selector)
 
@@ -64,7 +75,11 @@ class SessionReceiver(ClientReceiver):
         """A receiver that waited is being opened; any other has ended with the worker."""
 
     def _open(self, channel: ReceiverChannel) -> None:
-        channel.open([self._request.session_id, self._request.wait_ms])
+        self._open_for(channel, self._request.session_id, self._request.wait_ms)
+
+    def _open_for(self, channel: ReceiverChannel, session_id: str | None, wait_ms: int) -> None:
+        lock = () if self._token is None else (self._token.bytes, self._request.lock_token is not None)
+        channel.open([session_id, wait_ms, *lock])
         if channel.is_down:
             self.connection.active[self] = None
 
@@ -74,7 +89,7 @@ class SessionReceiver(ClientReceiver):
         self.session_id = session_id
         self.connection.sessions[self.queue, session_id] = self
         self.link.accept(
-            filters=session_filter.accepted_filters(self._request, session_id) | self._filters.in_place,
+            filters=session_filter.accepted_filters(self._request, session_id, self._token) | self._filters.in_place,
             properties=dict(session_filter.accepted_properties(locked_until_ms)),
         )
         self.ask()
@@ -89,6 +104,11 @@ class SessionReceiver(ClientReceiver):
         super().on_detach(broken, unsent)
 
     def on_closed(self, channel: ReceiverChannel, error: BrokerError | None) -> None:
+        if isinstance(error, SessionTakenOver) and not self.link.closed:
+            self._lost = error
+            self.grant()
+            self.connection.let_go(self.link, error, self.tracker, LOST_QUIETLY_S)
+            return
         if isinstance(error, SessionLockLost) and self._waits_for_messages:
             self._lost = error
             self.grant()  # answers a drain that the partition did not answer
@@ -115,6 +135,12 @@ class SessionReceiver(ClientReceiver):
         self._may_get_more = False
         if self.link.drain and not self.link.closed:
             self.link.drained()
+
+    def has_settled(self, tokens: Sequence[bytes], outcome: Outcome) -> None:
+        """The client has settled these messages by a request; some may be of other links."""
+        if not self.is_exclusive:
+            self.link.settle_sent(tokens, STATE_OF[outcome])
+            self.ask()
 
     def _as_clients_know_it(self, error: BrokerError) -> BrokerError:
         if isinstance(error, SessionCannotBeLocked):
@@ -179,9 +205,7 @@ class NextSessionReceiver(SessionReceiver):
 
     def _open(self, channel: ReceiverChannel) -> None:
         waits = self._asks_all and channel is not self._first
-        channel.open([None, self._request.wait_ms if waits else 0])
-        if channel.is_down:
-            self.connection.active[self] = None
+        self._open_for(channel, None, self._request.wait_ms if waits else 0)
 
     def on_opened(self, channel: ReceiverChannel, session_id: str, locked_until_ms: int) -> None:
         if self.session_id is not None:

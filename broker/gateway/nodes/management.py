@@ -15,9 +15,10 @@ from broker.errors import (
     PartitionParked,
     QuotaExceeded,
     ServerBusy,
+    SessionLockLost,
 )
 from broker.gateway.conditions import condition_of
-from broker.gateway.host import Host
+from broker.gateway.host import Host, SessionHolder
 from broker.gateway.links.delivery import embed
 from broker.gateway.links.properties import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON
 from broker.gateway.namespace import Entity
@@ -107,9 +108,14 @@ class ManagementRequests(RequestLink):
     def _in_its_session(self, call: management.Call) -> Any:
         """The arguments; if they have no session id, with that of the receiver that the request names.
 
-        In requests for a session some clients name only the link (amqp.md 8.2).
+        In requests for a session some clients name only the link (amqp.md 8.2). Raises SessionLockLost if another link
+        of this connection has taken the session over from the one that is named.
         """
         arguments, link_name = call.arguments, call.associated_link_name
+        if isinstance(arguments, _OF_HOLDER) and link_name is not None:
+            holder = self._holder(arguments.session_id)
+            if holder is not None and not holder.is_exclusive and holder.link.name != link_name:
+                raise SessionLockLost(error_texts.SESSION_LOCK_LOST)
         if isinstance(arguments, _OF_SOME_SESSION) and arguments.session_id is None and link_name is not None:
             for (queue, session_id), receiver in self.connection.sessions.items():
                 if queue == self.queue and receiver.link.name == link_name:
@@ -332,7 +338,7 @@ class ManagementRequests(RequestLink):
     def _receive_deferred(self, request: Request, arguments: management.ReceiveDeferred, answer: Answer) -> None:
         self.entity.require_receive(self._part)
         session_id = arguments.session_id
-        holder = 0 if session_id is None else self._holder(session_id)
+        holder = self._channel_of(session_id)
         by_default = self.connection.gateway.settings.delivery.receive_active_by_number
         if session_id is not None and not holder:
             by_default = False  # active messages of a session are only for who holds it
@@ -379,11 +385,13 @@ class ManagementRequests(RequestLink):
 
         def encode(_: Any) -> bytes:
             self._metrics.settled[outcome] += len(arguments.lock_tokens)
+            if (holder := self._holder(arguments.session_id)) is not None:
+                holder.has_settled([token_of(token) for token in arguments.lock_tokens], outcome)
             return management.encode_success(request)
 
         # If a token is unknown, the answer says whether the lock of the session is lost.
-        holder = () if arguments.session_id is None else (self._holder(arguments.session_id),)
-        wanted = {at: [tokens, outcome, properties or None, *holder] for at, tokens in parts.items()}
+        channel = () if arguments.session_id is None else (self._channel_of(arguments.session_id),)
+        wanted = {at: [tokens, outcome, properties or None, *channel] for at, tokens in parts.items()}
         self._ask_each(request, answer, encode, "settle", wanted)
 
     def _delete(self, request: Request, arguments: management.DeleteMessages, answer: Answer) -> None:
@@ -403,17 +411,21 @@ class ManagementRequests(RequestLink):
 
         self._do_steps(request, answer, steps())
 
-    def _holder(self, session_id: str) -> int:
+    def _holder(self, session_id: str | None) -> SessionHolder | None:
+        """The link on this connection that has the lock of the session."""
+        return None if session_id is None else self.connection.sessions.get((self.queue, session_id))
+
+    def _channel_of(self, session_id: str | None) -> int:
         """The channel of the link on this connection that has the lock of the session; 0 if none has."""
-        receiver = self.connection.sessions.get((self.queue, session_id))
-        return 0 if receiver is None else receiver.channel
+        holder = self._holder(session_id)
+        return 0 if holder is None else holder.channel
 
     def _renew_session_lock(self, request: Request, arguments: management.RenewSessionLock, answer: Answer) -> None:
         def encode(locked_until_ms: int) -> bytes:
             return management.encode_session_renewed(request, locked_until_ms)
 
         session_id = arguments.session_id
-        named = (self._holder(session_id), session_id)
+        named = (self._channel_of(session_id), session_id)
         self._ask(request, answer, encode, "renew-session-lock", *named, partition=self._of_session(session_id))
 
     def _get_session_state(self, request: Request, arguments: management.GetSessionState, answer: Answer) -> None:
@@ -421,7 +433,7 @@ class ManagementRequests(RequestLink):
             return management.encode_session_state(request, state)
 
         session_id = arguments.session_id
-        named = (self._holder(session_id), session_id)
+        named = (self._channel_of(session_id), session_id)
         self._ask(request, answer, encode, "get-session-state", *named, partition=self._of_session(session_id))
 
     def _set_session_state(self, request: Request, arguments: management.SetSessionState, answer: Answer) -> None:
@@ -436,7 +448,7 @@ class ManagementRequests(RequestLink):
             answer,
             lambda _: management.encode_success(request),
             "set-session-state",
-            self._holder(session_id),
+            self._channel_of(session_id),
             session_id,
             state,
             partition=self._of_session(session_id),
@@ -561,6 +573,15 @@ _OF_SOME_SESSION = (
     management.ReceiveDeferred,
     management.UpdateDisposition,
     management.DeleteMessages,
+)
+
+# Requests that are only for who holds the session, if they name one.
+_OF_HOLDER = (
+    management.ReceiveDeferred,
+    management.UpdateDisposition,
+    management.RenewSessionLock,
+    management.GetSessionState,
+    management.SetSessionState,
 )
 
 _RIGHT = {

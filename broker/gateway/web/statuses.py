@@ -41,6 +41,7 @@ STATUS: dict[type[errors.BrokerError], Status] = {
     errors.MessageNotFound: Status(404, 40400),
     errors.SessionCannotBeLocked: Status(409, 40901),
     errors.SessionLockLost: Status(404, 40400),
+    errors.SessionTakenOver: Status(404, 40400),
     errors.SessionNotFound: Status(404, 40400),
     errors.OperationTimeout: Status(408, 40800),
     errors.ServerBusy: _BUSY,

@@ -13,6 +13,12 @@ so that their order holds. A receiver that asks for it by name meanwhile gets it
 Deferred messages can be received by number without the lock of their session: they are lent, each with a lock of its
 own. Who holds the session can have them all the same, and then the lock of the other one ends.
 
+A session that is not exclusive has a lock token, which its receiver is told. Another receiver that names the token
+takes the session over, with the locks of its messages, which it can settle. The one that has it is told to leave; when
+it has, what never reached its client is back, and the other one has the session, for the whole time of a lock. So the
+messages stay in order. A token of a lock that has ended already does no harm: the receiver gets the session as any
+does, with that token.
+
 A receiver that asks for any session gets the one that has had available messages and no lock for the longest time; if
 there is none, it waits. A session whose lock ends with messages left is offered again after the others, so none
 starves. The locks of messages end with the lock of their session, and are renewed with it.
@@ -21,7 +27,15 @@ starves. The locks of messages end with the lock of their session, and are renew
 from collections.abc import Hashable, Iterable
 from itertools import islice
 
-from broker.errors import BrokerError, LockLost, NotAllowed, OperationTimeout, SessionCannotBeLocked, SessionLockLost
+from broker.errors import (
+    BrokerError,
+    LockLost,
+    NotAllowed,
+    OperationTimeout,
+    SessionCannotBeLocked,
+    SessionLockLost,
+    SessionTakenOver,
+)
 from broker.partition.messages.moves import (
     expire,
     overlay_expires_ms,
@@ -47,8 +61,18 @@ from storage.store import Table
 CHANGED = "The lock duration of the messaging entity was changed, and all its locks are lost."
 
 
-def accept(core: Core, queue: Queue, receiver: Receiver, session_id: str | None, timeout_ms: int, now_ms: int) -> None:
+def accept(
+    core: Core,
+    queue: Queue,
+    receiver: Receiver,
+    session_id: str | None,
+    timeout_ms: int,
+    now_ms: int,
+    takes_over: bool = False,
+) -> None:
     """Lock this session for the receiver, or any session, for which it waits up to `timeout_ms`.
+
+    `takes_over`: another receiver may have the session, if the token of its lock is the one of this receiver.
 
     The receiver is told by `Pumped.accepted`, or closed with OperationTimeout. Raises SessionCannotBeLocked,
     InvalidArgument.
@@ -64,7 +88,11 @@ def accept(core: Core, queue: Queue, receiver: Receiver, session_id: str | None,
         return
     encoded(session_id)
     before, ending = sessions.locked.get(session_id), sessions.ending.get(session_id)
-    if (before is not None and before.until_ms > now_ms) or (ending is not None and _successor(core, ending)):
+    token = receiver.session_token if takes_over else None
+    if token is not None and before is not None and before.until_ms > now_ms and before.token == token:
+        _take_over(core, queue, before, receiver, now_ms)
+        return
+    if (before is not None and before.until_ms > now_ms) or (ending is not None and _successor(core, ending.successor)):
         raise SessionCannotBeLocked(
             f"The requested session '{session_id}' cannot be accepted. It may be locked by another receiver."
         )
@@ -80,10 +108,40 @@ def accept(core: Core, queue: Queue, receiver: Receiver, session_id: str | None,
     _lock(core, queue, sessions, session_id, receiver, now_ms)
 
 
-def _successor(core: Core, ending: EndingSession) -> Receiver | None:
-    """The receiver that has asked for the session and gets it next, if it is still open."""
-    receiver = ending.successor
+def _successor(core: Core, receiver: Receiver | None) -> Receiver | None:
+    """The receiver that has asked for a session and gets it next, if it is still open."""
     return receiver if receiver is not None and core.receivers.get(receiver.key) is receiver else None
+
+
+def _take_over(core: Core, queue: Queue, session: Session, receiver: Receiver, now_ms: int) -> None:
+    """The receiver gets the session when the one that has it has left, or the lock of that one has ended."""
+    core.changing()
+    core.enter(queue, receiver)
+    rival, former = session.successor, session.receiver
+    session.successor = receiver
+    if former is None:  # its connection broke, and the lock was kept
+        _hand_over(core, queue, session, receiver, now_ms)
+        return
+    if rival is None:
+        queue.line_of(former).grant(former, former.delivered)
+        core.turn.closed.append((former.key, SessionTakenOver(error_texts.SESSION_LOCK_LOST)))
+        core.turn.wake(queue)
+    elif (waiting := _successor(core, rival)) is not None:
+        core.close_receiver(waiting, SessionLockLost(error_texts.SESSION_LOCK_LOST))
+
+
+def _hand_over(core: Core, queue: Queue, session: Session, receiver: Receiver, now_ms: int) -> None:
+    assert queue.sessions is not None
+    for token in queue.locks.tokens_from(session, session.unsent_from):
+        queue.tally.released += 1
+        _put_back_one(core, queue, token, Op.RELEASED, now_ms)
+    session.successor = session.unsent_from = None
+    session.receiver = receiver
+    del queue.sessions.locked[session.id]
+    session.until_ms = now_ms + queue.terms.lock_duration_ms
+    _give(core, queue, session, receiver)
+    queue.sessions.awake[session.id] = session
+    core.turn.wake(queue)
 
 
 def _lock(core: Core, queue: Queue, sessions: Sessions, session_id: str, receiver: Receiver, now_ms: int) -> None:
@@ -193,6 +251,16 @@ def held(queue: Queue, receiver: Hashable, session_id: str, now_ms: int) -> Sess
     return session
 
 
+def require_holder(queue: Queue, receiver: Hashable, tokens: Iterable[bytes], now_ms: int) -> None:
+    """Raises SessionLockLost if one of these locks belongs to a session that was taken over from this receiver."""
+    for token in tokens:
+        *_, holder = queue.locks.find(token, now_ms) or (None,)
+        if not isinstance(holder, Session) or holder.token is None:
+            continue
+        if holder.receiver is None or holder.receiver.key != receiver:
+            raise SessionLockLost(error_texts.SESSION_LOCK_LOST)
+
+
 def named(core: Core, receiver: Hashable, results: list[BrokerError | None], now_ms: int) -> list[BrokerError | None]:
     """Results of a receiver's settlements, with SessionLockLost where a lock was lost with that of the session."""
     if not any(isinstance(result, LockLost) for result in results):
@@ -221,6 +289,10 @@ def close(core: Core, queue: Queue, receiver: Receiver, broken: bool, unsent_fro
     if session is None:
         return  # it waited for a session
     session.unsent_from = unsent_from
+    if (successor := _successor(core, session.successor)) is not None:
+        _hand_over(core, queue, session, successor, now_ms)
+        return
+    session.successor = None
     if broken and core.settings.keep_locks_of_broken_connections:
         session.receiver = None
         return
@@ -237,8 +309,10 @@ def _release(core: Core, queue: Queue, session: Session, failed_by: Op | None, n
     session.receiver = None  # which refers to the session
     del sessions.locked[session.id]
     sessions.awake.pop(session.id, None)
-    sessions.offered.add_again(session.id)
-    sessions.ending[session.id] = EndingSession(session, failed_by)
+    ending = sessions.ending[session.id] = EndingSession(session, failed_by)
+    ending.successor, session.successor = _successor(core, session.successor), None
+    if ending.successor is None:
+        sessions.offered.add_again(session.id)
     _put_back(core, queue, sessions, session.id, now_ms)
 
 
@@ -253,7 +327,7 @@ def _put_back(
         return
     del sessions.ending[session_id]
     core.turn.work += 1
-    successor = _successor(core, ending)
+    successor = _successor(core, ending.successor)
     if successor is not None:
         _lock(core, queue, sessions, session_id, successor, now_ms)
     elif sessions.has_available(session_id):
@@ -322,11 +396,11 @@ def take_back_lent(core: Core, queue: Queue, session: Session, numbers: Iterable
         if token is None or token in queue.locks.staged:
             continue
         if session_of(ref_of(_lent(queue, token))) == session.id:
-            _put_back_lent(core, queue, token, Op.RELEASED, now_ms)
+            _put_back_one(core, queue, token, Op.RELEASED, now_ms)
             queue.tally.released += 1
 
 
-def _put_back_lent(core: Core, queue: Queue, token: bytes, op: Op, now_ms: int) -> None:
+def _put_back_one(core: Core, queue: Queue, token: bytes, op: Op, now_ms: int) -> None:
     core.changing()
     held = queue.locks.remove(token)
     core.journal.done(op, queue.id, [held])
@@ -354,7 +428,7 @@ def drop_locks(core: Core, queue: Queue, now_ms: int) -> None:
     release_all(core, queue, now_ms)
     for token in list(queue.sessions.lent.tokens):
         queue.tally.locks_lost += 1
-        _put_back_lent(core, queue, token, Op.LOCK_LOST, now_ms)
+        _put_back_one(core, queue, token, Op.LOCK_LOST, now_ms)
 
 
 def end_waits(core: Core, queue: Queue, now_ms: int) -> None:
