@@ -219,7 +219,7 @@ async def test_a_request_that_is_lost_with_the_worker(scene: Scene) -> None:
 
 async def test_what_is_written_at_the_end_of_a_frame(scene: Scene) -> None:
     scene.begin()
-    scene.victim.connection.engine.pull = fail
+    scene.victim.connection.engine.pull_pieces = fail
     scene.deliver()
     await scene.expect_contained(failures=2)  # nor can it say so
 

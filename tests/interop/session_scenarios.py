@@ -141,30 +141,52 @@ SCENARIOS = (
         queue=None,
         topic={"subscriptions": [{"name": "a", **_SESSIONS}, {"name": "b", **_SESSIONS}, {"name": "plain"}]},
     ),
+    _scenario(
+        "session-take-over",
+        "Who names the lock token of a session that is not exclusive takes it over, settles what the other receiver "
+        "was given, in a transaction, too, and receives what comes then; the other one has lost its lock. Without the "
+        "token, or where it is exclusive, the session cannot be locked.",
+    ),
 )
 
 _NO_PROCESSOR = "the SDK has no session processor"
 _NO_LIST = "the SDK has no call for it"
 _NO_PROCESSOR_IN_LIBRARY = "the library has no session processor"
 _NO_RENEWER_IN_LIBRARY = "the library has no renewer; session-renew shows the request"
+_NO_TAKE_OVER = "the SDK has no sessions that can be taken over"
+_NO_TAKE_OVER_IN_LIBRARY = "the filter is of the SDK for .NET; tests/sessions has its frames"
 _JMS = "JMS cannot ask for a session"
 _JMS_CAN = {"session-receiver-required", "session-id-required"}
+_LIBRARY = {
+    "session-processor": _NO_PROCESSOR_IN_LIBRARY,
+    "session-auto-renew": _NO_RENEWER_IN_LIBRARY,
+    "session-take-over": _NO_TAKE_OVER_IN_LIBRARY,
+}
 
 NOT_APPLICABLE: dict[str, dict[str, str]] = {
-    "python-7.14.3": {"session-processor": _NO_PROCESSOR, "session-list": _NO_LIST},
-    "python-7.15.0": {"session-processor": _NO_PROCESSOR},
-    "javascript": {"session-processor": _NO_PROCESSOR, "session-list": _NO_LIST},
+    "python-7.14.3": {
+        "session-processor": _NO_PROCESSOR,
+        "session-list": _NO_LIST,
+        "session-take-over": _NO_TAKE_OVER,
+    },
+    "python-7.15.0": {"session-processor": _NO_PROCESSOR, "session-take-over": _NO_TAKE_OVER},
+    "javascript": {
+        "session-processor": _NO_PROCESSOR,
+        "session-list": _NO_LIST,
+        "session-take-over": _NO_TAKE_OVER,
+    },
     "go": {
+        "session-take-over": _NO_TAKE_OVER,
         "session-processor": _NO_PROCESSOR,
         "session-auto-renew": "the SDK has no renewer; session-renew shows the call",
         "session-push": "the SDK has neither handler nor iterator",
     },
-    "java": {"session-list": _NO_LIST},
+    "java": {"session-list": _NO_LIST, "session-take-over": _NO_TAKE_OVER},
     "dotnet": {"session-list": _NO_LIST},
     "jms": {scenario.id: _JMS for scenario in SCENARIOS if scenario.id not in _JMS_CAN},
-    "rhea": {"session-processor": _NO_PROCESSOR_IN_LIBRARY, "session-auto-renew": _NO_RENEWER_IN_LIBRARY},
-    "amqpnetlite": {"session-processor": _NO_PROCESSOR_IN_LIBRARY, "session-auto-renew": _NO_RENEWER_IN_LIBRARY},
-    "proton": {"session-processor": _NO_PROCESSOR_IN_LIBRARY, "session-auto-renew": _NO_RENEWER_IN_LIBRARY},
+    "rhea": _LIBRARY,
+    "amqpnetlite": _LIBRARY,
+    "proton": _LIBRARY,
 }
 
 _OWN_CONNECTIONS = "each receiver has a connection of its own"

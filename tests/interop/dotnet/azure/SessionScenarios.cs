@@ -1,6 +1,7 @@
 // The scenarios of session_scenarios.py with Azure.Messaging.ServiceBus.
 using System.Collections.Concurrent;
 using System.Diagnostics;
+using System.Transactions;
 using Azure.Messaging.ServiceBus;
 using static Peeklock.Interop.Azure.Messages;
 using static Peeklock.Interop.Harness;
@@ -365,7 +366,68 @@ static class SessionScenarios
                 await Rejects(() => hasty.Client.AcceptNextSessionAsync(scene.Queue, "a"), TimedOut, "accepting any session when all are empty");
             Equal(Sorted((await AllOf(scene.Subscription("plain"), 3)).Bodies()), Texts(3, 1), "messages of a subscription without sessions");
         },
+
+        ["session-take-over"] = async scene =>
+        {
+            await Send(scene, "a", "completed", "dead", "deferred", "in a transaction", "next");
+            await using var first = await scene.Client.AcceptNextSessionAsync(scene.Queue, NonExclusive());
+            Equal((first.SessionId, first.IsSessionExclusive), ("a", false), "session, and whether it is exclusive");
+            var given = await AllOf(first, 4, complete: false);
+            await Rejects(() => Accept(scene, "a"), Taken, "accepting it as an exclusive one");
+            await Rejects(() => Accept(scene, "a", NonExclusive()), Taken, "accepting it without the token");
+            await Rejects(() => Accept(scene, "a", NonExclusive($"{Guid.NewGuid()}")), Taken, "with another token");
+
+            await using var elsewhere = new Scene(scene.Queue);
+            await using var second = await Accept(elsewhere, "a", NonExclusive(first.SessionLockToken));
+            Equal((second.SessionId, second.IsSessionExclusive, second.SessionLockToken), ("a", false, first.SessionLockToken), "session taken over");
+            await Rejects(() => first.CompleteMessageAsync(given[0]), Lost, "settling by the first");
+            await Rejects(() => first.RenewSessionLockAsync(), Lost, "renewing by the first");
+            var receiving = Rejects(async () =>
+            {
+                while (true)  // a wait that its link's end cuts short is an empty answer
+                    Equal(await first.ReceiveMessageAsync(), null, "message for the first");
+            }, Lost, "receiving by the first");
+            await second.CompleteMessageAsync(given[0]);
+            await second.DeadLetterMessageAsync(given[1], "reason");
+            await second.DeferMessageAsync(given[2]);
+            using (var transaction = new TransactionScope(TransactionScopeAsyncFlowOption.Enabled))
+            {
+                await second.CompleteMessageAsync(given[3]);
+                transaction.Complete();
+            }
+            await second.SetSessionStateAsync(new BinaryData("state"));
+            await second.RenewSessionLockAsync();
+            Equal((await AllOf(second, 1)).Bodies(), new[] { "next" }, "message after those of the first");
+
+            await using var third = await Accept(elsewhere, "a", NonExclusive(second.SessionLockToken));  // over the same connection
+            await Rejects(() => second.GetSessionStateAsync(), Lost, "reading the state by the second");
+            Equal((await State(third), third.SessionLockToken), ("state"u8.ToArray(), first.SessionLockToken), "state and token");
+            await third.CompleteMessageAsync(await third.ReceiveDeferredMessageAsync(given[2].SequenceNumber));
+            await Send(scene, "a", Texts(20));
+            Equal((await AllOf(third, 20)).Bodies(), Texts(20), "messages of the third");
+            await third.DisposeAsync();
+            await using var exclusive = await Accept(scene, "a");
+            Equal((exclusive.IsSessionExclusive, exclusive.SessionLockToken ?? "none"), (true, "none"), "an exclusive one");
+            await None(exclusive, "messages left");
+            await Rejects(() => Accept(scene, "a", NonExclusive(first.SessionLockToken)), Taken, "taking an exclusive one over");
+            await receiving;
+            Equal((await AllOf(scene.DeadLetters(), 1)).Bodies(), new[] { "dead" }, "dead letters");
+        },
+
+        // For test_tier_standard.py.
+        ["session-take-over-refused"] = async scene =>
+        {
+            await Rejects(() => scene.Client.AcceptNextSessionAsync(scene.Queue, NonExclusive()), NotOffered, "accepting any session");
+            await Rejects(() => Accept(scene, "it's", NonExclusive()), NotOffered, "accepting a session");
+            await Rejects(() => Accept(scene, "a", NonExclusive($"{Guid.NewGuid()}")), NotOffered, "taking a session over");
+            Truth((await Accept(scene, "a")).IsSessionExclusive, "an exclusive one is accepted");
+        },
     };
+
+    static bool NotOffered(Exception error) => error is NotSupportedException;
+
+    static ServiceBusSessionReceiverOptions NonExclusive(string? token = null) =>
+        new() { EnableNonExclusiveSession = true, SessionLockToken = token == null ? null : Guid.Parse(token) };
 
     static Task<ServiceBusSessionReceiver> Accept(Scene scene, string sessionId, ServiceBusSessionReceiverOptions? options = null) =>
         scene.Client.AcceptSessionAsync(scene.Queue, sessionId, options);
