@@ -91,6 +91,7 @@ ENTRY = 5  # items per delivery in DELIVER and in the results of peek and receiv
 
 
 TRANSACTION_OWNER_BYTES = 8  # the part of a transaction's id that identifies the connection
+TRANSACTION_TIME_OUT_MS = 120_000  # after its first operation; a partition then rolls it back, and gateways say so
 
 
 _bin_head = Struct(">BI").pack

@@ -229,11 +229,11 @@ SEVERAL_TOP_LEVEL_ENTITIES = "Local transactions cannot span multiple top-level 
 TRANSACTION_UNKNOWN = "Transaction hasn't been declared yet, or has already been discharged"
 
 
-def transaction_timed_out(transaction_id: bytes) -> str:
+def transaction_timed_out(transaction_id: bytes, time_out_ms: int) -> str:
     return (
         f"No active Transaction was found for ID 'txn:{transaction_id.hex()}'. The Transaction may have timed out or "
         "attempted to span multiple top-level entities such as Queue or Topic. The server Transaction timeout is: "
-        "00:02:00."
+        f"{_duration(time_out_ms)}."
     )
 
 

@@ -31,6 +31,7 @@ from broker.namespace.fragments import common_key, fragment_of
 from broker.runs import messages_of
 from broker.wire import (
     TRANSACTION_OWNER_BYTES,
+    TRANSACTION_TIME_OUT_MS,
     Extra,
     Operation,
     Outcome,
@@ -240,7 +241,7 @@ class Transaction:
     def _ask(self, name: str, queue: int, arguments: list[Any], reply: Reply) -> None:
         def answer(result: Any, error: BrokerError | None) -> None:
             if isinstance(error, TransactionTimeout):  # the partition does not know the id
-                error = TransactionTimeout(error_texts.transaction_timed_out(self.id))
+                error = TransactionTimeout(error_texts.transaction_timed_out(self.id, TRANSACTION_TIME_OUT_MS))
             reply(result, error)
 
         losses = self._router.worker(self._partition).losses

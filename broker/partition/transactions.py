@@ -38,12 +38,20 @@ from broker.partition.state.open_transactions import Cancel, Send, SendRun, SetS
 from broker.partition.state.queue import Queue
 from broker.partition.state.timers import Due
 from broker.runs import SIZE_BYTES, messages_of, sizes_of
-from broker.wire import Extra, Operation, Outcome, SendOperation, SendRunOperation, SettleOperation
+from broker.wire import (
+    TRANSACTION_TIME_OUT_MS,
+    Extra,
+    Operation,
+    Outcome,
+    SendOperation,
+    SendRunOperation,
+    SettleOperation,
+)
 from storage.journal.events import Op
 from storage.records import MESSAGE_HEADER_BYTES, NEVER, encode_message
 
-TIME_OUT_MS = 120_000  # after its first operation
 MAX_MESSAGES = 100  # sent in one transaction
+_TIMED_OUT = "The transaction has timed out and was rolled back."  # the gateway has the client's text
 
 Errors = list[list[str] | None]
 
@@ -178,7 +186,7 @@ def _find(core: Core, key: Hashable, begins: bool, now_ms: int, owner: Hashable)
         _check_known(core, key)
         if not begins:
             raise TransactionRollback("The transaction was rolled back: its partition was restarted.")
-        deadline_ms = now_ms + TIME_OUT_MS
+        deadline_ms = now_ms + TRANSACTION_TIME_OUT_MS
         transaction = transactions.open[key] = Transaction(deadline_ms, owner)
         core.timers.arm(deadline_ms, (0, Due.TRANSACTIONS))
     return transaction
@@ -186,7 +194,7 @@ def _find(core: Core, key: Hashable, begins: bool, now_ms: int, owner: Hashable)
 
 def _check_known(core: Core, key: Hashable) -> None:
     if key in core.transactions.timed_out:
-        raise TransactionTimeout(f"The transaction was rolled back: it took more than {TIME_OUT_MS // 1000} seconds.")
+        raise TransactionTimeout(_TIMED_OUT)
 
 
 def _send(
@@ -389,7 +397,7 @@ def discharge(core: Core, key: Hashable, commit: bool, now_ms: int) -> None:
     if commit:
         failure = transaction.failure
         if failure is None and transaction.deadline_ms <= now_ms:
-            failure = TransactionTimeout(f"The transaction took more than {TIME_OUT_MS // 1000} seconds.")
+            failure = TransactionTimeout(_TIMED_OUT)
         if failure is None:
             _unstage(core, transaction)
             failure = _obstacle(core, transaction, now_ms)

@@ -4,8 +4,7 @@ import pytest
 
 from broker.errors import TransactionTimeout
 from broker.partition.settings import PartitionSettings
-from broker.partition.transactions import TIME_OUT_MS
-from broker.wire import Outcome, SendOperation
+from broker.wire import TRANSACTION_TIME_OUT_MS, Outcome, SendOperation
 from broker.worker.clock import SLOWNESS, Clock
 from protocol.codec import Long, encode
 from protocol.symbols import DELAY
@@ -107,7 +106,7 @@ def test_transactions_end(clocks):
     clocks.set(-HOUR_MS)
     queue = clocks.driver
     queue.partition.transact("t", True, [SendOperation(MAIN, False, [[message("a")]])], queue.now_ms)
-    clocks.wait(int(TIME_OUT_MS * SLOWER) + 2000)
+    clocks.wait(int(TRANSACTION_TIME_OUT_MS * SLOWER) + 2000)
     with pytest.raises(TransactionTimeout):
         queue.partition.discharge("t", True, queue.now_ms)
 

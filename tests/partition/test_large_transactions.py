@@ -6,8 +6,7 @@ import pytest
 
 from broker.errors import QuotaExceeded, TransactionRollback
 from broker.partition.settings import PartitionSettings
-from broker.partition.transactions import TIME_OUT_MS
-from broker.wire import SendOperation
+from broker.wire import TRANSACTION_TIME_OUT_MS, SendOperation
 from protocol.codec import encode
 from storage.memory import MemoryStore
 from storage.records import Field, Place, message_enqueued_ms, staged_key
@@ -106,7 +105,7 @@ def test_what_is_not_committed_is_freed(end):
         discharge(queue, commit=False)
     elif end == "restart":
         queue.restart()
-    queue.wait(TIME_OUT_MS)
+    queue.wait(TRANSACTION_TIME_OUT_MS)
     assert stored(queue) == (0, 0)
     assert queue.partition._core.transactions.message_bytes == 0
     queue.send("next")

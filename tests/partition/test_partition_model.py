@@ -27,9 +27,9 @@ from broker.errors import (
     TransactionTimeout,
 )
 from broker.partition.settings import PartitionSettings
-from broker.partition.transactions import MAX_MESSAGES, TIME_OUT_MS
+from broker.partition.transactions import MAX_MESSAGES
 from broker.runs import ranges_of
-from broker.wire import Extra, Operation, Outcome, SendOperation, SettleOperation
+from broker.wire import TRANSACTION_TIME_OUT_MS, Extra, Operation, Outcome, SendOperation, SettleOperation
 from protocol.bounds import MAX_DELAY_MS
 from protocol.codec import Decimal64, Int, Long, Timestamp, UInt, ULong, encode
 from protocol.symbols import DELAY
@@ -638,7 +638,7 @@ class PartitionModel(RuleBasedStateMachine):
         begins = self.transaction is None
         if begins:
             self.transactions += 1
-            self.transaction = Transaction(f"t{self.transactions}", self.now_ms + TIME_OUT_MS)
+            self.transaction = Transaction(f"t{self.transactions}", self.now_ms + TRANSACTION_TIME_OUT_MS)
         return self.transaction.key, begins
 
     def transact(self, operation: Operation) -> list[list[str] | None] | None:
@@ -754,7 +754,8 @@ class PartitionModel(RuleBasedStateMachine):
 
     @precondition(lambda self: self.transaction)
     @rule(
-        commit=st.sampled_from([True, True, True, False]), late_ms=st.sampled_from([0, 0, 0, 1, LOCK_MS, TIME_OUT_MS])
+        commit=st.sampled_from([True, True, True, False]),
+        late_ms=st.sampled_from([0, 0, 0, 1, LOCK_MS, TRANSACTION_TIME_OUT_MS]),
     )
     def discharge(self, commit, late_ms):
         transaction, self.transaction = self.transaction, None
@@ -898,7 +899,7 @@ class PartitionModel(RuleBasedStateMachine):
         self.driver.now_ms += ms
         self.turn()
 
-    @rule(ms=st.sampled_from([LOCK_MS - 1, LOCK_MS, TIME_OUT_MS]))
+    @rule(ms=st.sampled_from([LOCK_MS - 1, LOCK_MS, TRANSACTION_TIME_OUT_MS]))
     @rarely
     def wait_long(self, ms):
         self.wait(ms)

@@ -21,8 +21,8 @@ from broker.errors import (
     TransactionTimeout,
 )
 from broker.partition.settings import PartitionSettings
-from broker.partition.transactions import MAX_MESSAGES, TIME_OUT_MS
-from broker.wire import Outcome, SendOperation, SettleOperation
+from broker.partition.transactions import MAX_MESSAGES
+from broker.wire import TRANSACTION_TIME_OUT_MS, Outcome, SendOperation, SettleOperation
 from protocol.codec import encode
 from protocol.symbols import DELAY
 from storage.records import Place
@@ -449,7 +449,7 @@ class SessionQueue(SessionModel):
         if begins:
             self.made += 1
             name = f"{key}{self.made}"
-            transaction = self.transactions[key] = Transaction(name, self.now_ms + TIME_OUT_MS)
+            transaction = self.transactions[key] = Transaction(name, self.now_ms + TRANSACTION_TIME_OUT_MS)
         if transaction.timed_out:
             with pytest.raises(TransactionTimeout):
                 call(transaction.key, begins)
@@ -577,7 +577,7 @@ class SessionQueue(SessionModel):
     @rule(
         key=KEYS,
         commit=st.sampled_from([True, True, True, False]),
-        late_ms=st.sampled_from([0, 0, 0, 0, 1, LOCK_MS, TIME_OUT_MS]),
+        late_ms=st.sampled_from([0, 0, 0, 0, 1, LOCK_MS, TRANSACTION_TIME_OUT_MS]),
     )
     def discharge(self, key, commit, late_ms):
         key = key if key in self.transactions else next(iter(self.transactions))
@@ -639,7 +639,7 @@ class SessionQueue(SessionModel):
         self.driver.now_ms += ms
         self.turn()
 
-    @rule(ms=st.sampled_from([WINDOW_MS, LOCK_MS - 1, LOCK_MS, TIME_OUT_MS]))
+    @rule(ms=st.sampled_from([WINDOW_MS, LOCK_MS - 1, LOCK_MS, TRANSACTION_TIME_OUT_MS]))
     @rarely
     def wait_long(self, ms):
         self.wait(ms)

@@ -16,8 +16,8 @@ from broker.errors import (
     TransactionTimeout,
 )
 from broker.partition.settings import PartitionSettings
-from broker.partition.transactions import MAX_MESSAGES, TIME_OUT_MS
-from broker.wire import Operation, Outcome, SendOperation, SettleOperation
+from broker.partition.transactions import MAX_MESSAGES
+from broker.wire import TRANSACTION_TIME_OUT_MS, Operation, Outcome, SendOperation, SettleOperation
 from protocol.codec import encode
 from tests.partition.driver import DEAD, LOCK_MS, MAIN, Delivery, Driver, define, describe, message
 from tests.partition.hinted_store import HintedStore
@@ -290,7 +290,7 @@ def test_it_ends_after_two_minutes(queue):
     received = queue.receive_one()
     queue.settle_in(Outcome.ACCEPTED, received)
     queue.send_in("b")
-    queue.wait(TIME_OUT_MS - 1)
+    queue.wait(TRANSACTION_TIME_OUT_MS - 1)
     queue.begins = False
     queue.send_in("c")
     queue.wait(1)
@@ -306,7 +306,7 @@ def test_it_ends_after_two_minutes(queue):
 
 def test_at_the_end_of_its_time_no_timer_is_needed(queue):
     queue.send_in("a")
-    queue.now_ms += TIME_OUT_MS
+    queue.now_ms += TRANSACTION_TIME_OUT_MS
     with pytest.raises(TransactionTimeout):
         queue.discharge()
     assert queue.bodies() == []
@@ -316,7 +316,7 @@ def test_each_has_its_own_time(queue):
     queue.send_in("a")
     queue.wait(1000)
     queue.send_in("b", key="another")
-    queue.wait(TIME_OUT_MS - 1000)
+    queue.wait(TRANSACTION_TIME_OUT_MS - 1000)
     queue.discharge(key="another")
     assert queue.bodies() == ["b"]
 
@@ -655,7 +655,7 @@ def test_the_open_transactions_of_one_connection_leave_room_for_those_of_others(
     assert send("b", "greedy", 40) is None  # there is room again
     queue.discharge(commit=False, key="b")
     assert send("d", "greedy", 40) is None
-    queue.wait(TIME_OUT_MS)
+    queue.wait(TRANSACTION_TIME_OUT_MS)
     assert send("e", "greedy", 40) is None
     assert send("f", "others", 40) is None
     [[name, text]] = send("g", "more", 40)

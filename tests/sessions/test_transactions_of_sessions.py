@@ -228,9 +228,9 @@ def test_a_link_that_ends_before_the_discharge_leaves_nothing(broker, peer, end)
 
 
 SHORT = """
-import broker.partition.transactions
+import broker.wire
 
-broker.partition.transactions.TIME_OUT_MS = 700
+broker.wire.TRANSACTION_TIME_OUT_MS = 700
 """
 
 
@@ -253,7 +253,7 @@ def test_a_transaction_that_takes_too_long_is_rolled_back_and_who_goes_on_is_tol
         text = (
             f"No active Transaction was found for ID 'txn:{story.transaction.hex()}'. The Transaction may have timed "
             "out or attempted to span multiple top-level entities such as Queue or Topic. The server Transaction "
-            "timeout is: 00:02:00."
+            "timeout is: 00:00:00.7000000."
         )
         assert response.description.startswith(text)
         # Renewals are done at once, so that the locks do not end with it.
