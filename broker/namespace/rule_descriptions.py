@@ -21,6 +21,9 @@ from broker.namespace.durations import parse_duration
 from broker.namespace.entities import Frozen
 from protocol.codec import (
     Byte,
+    Decimal32,
+    Decimal64,
+    Decimal128,
     Described,
     Float,
     Int,
@@ -35,6 +38,7 @@ from protocol.codec import (
     decode_exactly,
     encode,
 )
+from protocol.decimals import decode_decimal
 from protocol.errors import DecodeError
 from protocol.symbols import CORRELATION_FIELDS, DATETIME_OFFSET, EPOCH_TICKS, TICKS_PER_MS, TIMESPAN
 
@@ -113,6 +117,8 @@ class RuleValue(Frozen):
             return cls(type=ValueType.INT if fits else ValueType.LONG, value=_integer(int(value), 64))
         if isinstance(value, float | Float):
             return cls(type=ValueType.DOUBLE, value=_double(float(value)))
+        if isinstance(value, Decimal32 | Decimal64 | Decimal128):
+            return cls(type=ValueType.DOUBLE, value=_double(float(decode_decimal(value))))  # as over HTTP
         if isinstance(value, UUID):
             return cls(type=ValueType.UUID, value=str(value))
         if isinstance(value, str):

@@ -21,11 +21,11 @@ from types import NoneType
 from typing import Any, Final
 from uuid import UUID
 
-from broker.rules.decimals import CONTEXT, decode_decimal, encode_decimal
 from broker.rules.errors import FilterError
 from broker.rules.texts import read_boolean, read_decimal, read_duration, read_guid, read_instant, read_integer, text_of
 from protocol import codec
 from protocol.codec import Described, Symbol, Timestamp
+from protocol.decimals import CONTEXT, decode_decimal, encode_decimal
 from protocol.symbols import DATETIME_OFFSET, EPOCH_TICKS, TICKS_PER_MS, TIMESPAN
 
 MIN_INT: Final = -(1 << 63)

@@ -21,6 +21,9 @@ from broker.namespace.rule_descriptions import (
 from protocol.codec import (
     Byte,
     Char,
+    Decimal32,
+    Decimal64,
+    Decimal128,
     Described,
     Float,
     Int,
@@ -130,6 +133,9 @@ def test_a_wrong_value_is_refused_with_what_it_must_be(written, text):
         (Long(5), ValueType.LONG, 5),
         (Float(0.5), ValueType.DOUBLE, 0.5),
         (0.5, ValueType.DOUBLE, 0.5),
+        (Decimal32((99 << 23 | 1250).to_bytes(4, "big")), ValueType.DOUBLE, 12.5),
+        (Decimal64((398 << 53 | 7).to_bytes(8, "big")), ValueType.DOUBLE, 7.0),
+        (Decimal128(bytes.fromhex("0c3c00000000000000000000000004e2")), ValueType.DOUBLE, 12.5),  # of .NET
         (Timestamp(-62135596800000), ValueType.TIMESTAMP, -62135596800000),
         (UUID(SOME_UUID), ValueType.UUID, SOME_UUID),
         (Described(Symbol("com.microsoft:timespan"), Long(7)), ValueType.DURATION, 7),
@@ -150,7 +156,10 @@ def test_values_of_clients_are_read(amqp, type_, value):
 
 @pytest.mark.parametrize(
     "amqp",
-    [b"x", [1], {"a": 1}, ULong(2**63), float("nan"), Described(Symbol("x"), 1), "x" * (MAX_TEXT_CHARACTERS + 1)],
+    [
+        *(b"x", [1], {"a": 1}, ULong(2**63), float("nan"), Described(Symbol("x"), 1), "x" * (MAX_TEXT_CHARACTERS + 1)),
+        *(Decimal32(b"\x7c\0\0\0"), Decimal64(b"\xf8" + bytes(7)), Decimal128(b"\x5f\xfe" + bytes(13) + b"\x01")),
+    ],
     ids=lambda value: repr(value)[:20],
 )
 def test_impossible_values_are_refused(amqp):

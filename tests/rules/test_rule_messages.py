@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.rules import Duration, FilterError, Instant, MessageView, compile_filter
-from broker.rules.decimals import decode_decimal, encode_decimal
 from broker.rules.like import MAX_PATTERN
 from broker.rules.values import canonical
-from protocol.codec import Decimal32, Decimal64, Decimal128, Described, Long, Symbol, Timestamp, ULong, encode
+from protocol.codec import Decimal32, Decimal64, Decimal128, Described, Float, Long, Symbol, Timestamp, ULong, encode
+from protocol.decimals import decode_decimal, encode_decimal
 
 USER = encode(Described(0x74, {"color": "red", "a": 1}))
 FIELDS = encode(Described(0x73, ["m-1", None, "orders"]))
@@ -114,6 +114,42 @@ def test_values_that_are_no_property_compare_with_nothing():
 )
 def test_decimals_are_read(octets, number):
     assert decode_decimal(octets) == number
+
+
+@pytest.mark.parametrize(
+    ("octets", "number"),
+    [
+        ("0c400000000000000000000000000000", "0"),
+        ("0c400000000000000000000000000001", "1"),
+        ("0c3a0000000000000000000000003039", "12.345"),
+        ("8c3e0000000000000000000000000001", "-0.1"),
+        ("0c400000ffffffffffffffffffffffff", "79228162514264337593543950335"),
+        ("0c080000000000000000000000000001", "1E-28"),
+        ("0c3c0000000000000000000000000096", "1.50"),
+        # Numbers of others: an exponent beyond those of .NET on either side, and a coefficient that is too long.
+        ("0c060000000000000000000000000001", "1E-4637"),
+        ("0c420000000000000000000000000001", "1E-4607"),
+        ("0c400001000000000000000000000000", "79228162514264337593543950336E-4608"),
+    ],
+)
+def test_decimals_of_dotnet_are_read_as_what_they_were(octets, number):
+    """The octets that Azure.Messaging.ServiceBus 7.21.0 writes, whose exponents lie two bits too far to the right."""
+    assert decode_decimal(Decimal128(bytes.fromhex(octets))) == Decimal(number)
+
+
+@pytest.mark.parametrize("kind", [Decimal32, Decimal64, Decimal128])
+def test_a_decimal_compares_by_value_with_parameters_of_all_types(kind):
+    price = {
+        Decimal32: (99 << 23 | 1250).to_bytes(4, "big"),
+        Decimal64: (396 << 53 | 1250).to_bytes(8, "big"),
+        Decimal128: bytes.fromhex("0c3c00000000000000000000000004e2"),  # of .NET
+    }[kind]
+    message = MessageView(None, {"price": kind(price)})
+    for limit in (12, Long(12), ULong(12), 12.25, Float(12.25), Decimal64((397 << 53 | 124).to_bytes(8, "big"))):
+        assert compile_filter("price > @limit", {"@limit": limit}).matches(message), limit
+        assert not compile_filter("price <= @limit", {"@limit": limit}).matches(message), limit
+    for same in (12.5, Float(12.5), Decimal32((100 << 23 | 125).to_bytes(4, "big"))):
+        assert compile_filter("price = @limit", {"@limit": same}).matches(message), same
 
 
 def test_a_decimal_that_is_no_number_equals_nothing():

@@ -1,4 +1,9 @@
-"""AMQP's decimal types (1.6.15 to 1.6.17): IEEE 754-2008 in the binary integer encoding, as decimal.Decimal."""
+"""AMQP's decimal types (1.6.15 to 1.6.17): IEEE 754-2008 in the binary integer encoding, as decimal.Decimal.
+
+The SDK for .NET (Microsoft.Azure.Amqp) shifts the exponent of a decimal128 by two bits too many, and reads what it has
+written only because it keeps eight bits of an exponent. So 12.345 comes as 12345E-4611. `decode_decimal` reads it as
+12.345: no other number that .NET's decimal can have begins so, and a number that is as small is hardly meant.
+"""
 
 from decimal import Context, Decimal, DivisionByZero, InvalidOperation, Overflow
 from typing import Final, NamedTuple
@@ -15,6 +20,10 @@ class _Format(NamedTuple):
     bias: int
     digits: int
 
+
+# What .NET writes for the exponents -28 to 0, and how many bits the coefficient of a .NET decimal has.
+_DOTNET_EXPONENTS: Final = range(1540, 1569)
+_DOTNET_COEFFICIENT_BITS: Final = 96
 
 _FORMATS: Final = {4: _Format(32, 8, 101, 7), 8: _Format(64, 10, 398, 16), 16: _Format(128, 14, 6176, 34)}
 
@@ -36,7 +45,10 @@ def decode_decimal(octets: Decimal32 | Decimal64 | Decimal128) -> Decimal | floa
     coefficient = implied | bits & ((1 << coefficient_bits) - 1)
     if coefficient >= 10**form.digits:
         coefficient = 0  # a coefficient that is not canonical counts as zero (IEEE 754-2008, 3.5.2)
-    return Decimal(f"{'-' if sign else ''}{coefficient}E{exponent - form.bias}")
+    bias = form.bias
+    if exponent in _DOTNET_EXPONENTS and form.bits == 128 and not coefficient >> _DOTNET_COEFFICIENT_BITS:
+        bias = _DOTNET_EXPONENTS[-1]
+    return Decimal(f"{'-' if sign else ''}{coefficient}E{exponent - bias}")
 
 
 def encode_decimal(number: Decimal) -> Decimal128:
