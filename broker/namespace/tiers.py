@@ -12,6 +12,8 @@ from broker.namespace.entities import Description, SubscriptionDescription
 STANDARD_FRAGMENTS: Final = 16  # of a partitioned entity
 STANDARD_MB: Final = 5 * 1024
 PREMIUM_MB: Final = (1024, 80 * 1024)
+_STANDARD_SIZES_MB: Final = (1024, 2048, 3072, 4096, STANDARD_MB)
+_ALL_SIZES_MB: Final = (*_STANDARD_SIZES_MB, 10_240, 20_480, 40_960, 81_920)
 PREMIUM_MESSAGE_KB: Final = (1024, 100 * 1024)
 
 
@@ -32,6 +34,20 @@ def size_factor(sku: Sku | None, fragments: int) -> int:
 def share_bytes(max_size_mb: int, sku: Sku | None, fragments: int) -> int:
     """The size of each fragment of a partitioned entity, so that all have what is shown."""
     return (max_size_mb << 20) * size_factor(sku, fragments) // fragments
+
+
+def size_refusal(sku: Sku | None, max_size_mb: int) -> str | None:
+    """Why a client of the administration API cannot ask for this size, in the service's words; None if it can.
+
+    Files of settings and Peeklock's own requests may have any size, since small entities are useful in tests.
+    """
+    sizes = _STANDARD_SIZES_MB if sku is Sku.STANDARD else _ALL_SIZES_MB
+    if max_size_mb in sizes:
+        return None
+    return (
+        f"The specified value {max_size_mb} is invalid. The property MaxSizeInMegabytes, must be one of the following "
+        f"values: {';'.join(map(str, sizes))}."
+    )
 
 
 def refusals(sku: Sku | None, wanted: Description, before: Description | None = None) -> Iterator[tuple[str, str]]:

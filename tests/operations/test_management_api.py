@@ -252,6 +252,42 @@ def test_a_partitioned_entity_shows_the_size_of_all_its_fragments(call, kind):
     assert call("DELETE", "/spread")[0] == 200
 
 
+STANDARD_SIZES = "1024;2048;3072;4096;5120"
+
+
+def size_refused(size, sizes=STANDARD_SIZES):
+    """The text of the service."""
+    return (
+        f"SubCode=40000. The specified value {size} is invalid. The property MaxSizeInMegabytes, must be one of the "
+        f"following values: {sizes}."
+    )
+
+
+@pytest.mark.parametrize("kind", ["Queue", "Topic"])
+def test_an_entity_has_one_of_the_sizes_of_the_service(call, kind):
+    sized = "<MaxSizeInMegabytes>{}</MaxSizeInMegabytes>"
+    sizes = f"{STANDARD_SIZES};10240;20480;40960;81920"
+    for wrong in (0, 1, 3, 1023, 6144, 81921, 1 << 40):
+        status, text = call("PUT", "/sized", entry(kind, sized.format(wrong)))
+        assert (status, size_refused(wrong, sizes) in text) == (400, True), text
+    for right in sizes.split(";"):
+        status, text = call("PUT", "/sized", entry(kind, sized.format(right)))
+        assert (status, value(text, "MaxSizeInMegabytes")) == (201, right)
+        assert call("PUT", "/sized", entry(kind, sized.format(3)), If_Match="*")[0] == 400
+        assert call("DELETE", "/sized")[0] == 200
+
+
+def test_an_entity_of_the_settings_keeps_its_size(tmp_path):
+    with Broker(tmp_path, '[[queues]]\nname = "small"\nmax_size_mb = 3\n') as broker:
+        call = management_of(broker)
+        same = entry("Queue", SIZE.format(3) + "<MaxDeliveryCount>4</MaxDeliveryCount>")
+        status, text = call("PUT", "/small", same, If_Match="*")
+        assert (status, value(text, "MaxSizeInMegabytes"), value(text, "MaxDeliveryCount")) == (200, "3", "4")
+        assert call("PUT", "/small", entry("Queue", SIZE.format(4)), If_Match="*")[0] == 400
+        assert call("PUT", "/small", entry("Queue", SIZE.format(2048)), If_Match="*")[0] == 200
+        assert call("PUT", "/small", entry("Queue", SIZE.format(3)), If_Match="*")[0] == 400
+
+
 def management_of(broker):
     """Sends a request with the root key's token. Returns status and body."""
 
@@ -276,9 +312,10 @@ def test_a_standard_namespace_refuses_the_sizes_of_premium(tmp_path):
     with Broker(tmp_path, 'sku = "standard"\n') as broker:
         call = management_of(broker)
         assert "<MessagingSKU>Standard</MessagingSKU>" in call("GET", "/$namespaceinfo")[1]
-        for body in (SIZE.format(10240), MESSAGE.format(1024)):
-            status, text = call("PUT", "/a", entry("Queue", body))
-            assert (status, "SubCode=40000. The value for 'Max" in text) == (400, True)
+        status, text = call("PUT", "/a", entry("Queue", SIZE.format(10240)))
+        assert (status, size_refused(10240) in text) == (400, True)
+        status, text = call("PUT", "/a", entry("Queue", MESSAGE.format(1024)))
+        assert (status, "SubCode=40000. The value for 'Max" in text) == (400, True)
         assert call("PUT", "/a", entry("Queue", SIZE.format(5120)))[0] == 201
         status, text = call("PUT", "/a", entry("Queue", MESSAGE.format(1024)), If_Match="*")
         assert (status, value(text, "MaxMessageSizeInKilobytes")) == (200, "1024"), "it is the value shown"

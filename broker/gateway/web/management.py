@@ -29,7 +29,7 @@ from broker.gateway.web.targets import Resource, Target, is_of_messages, parse
 from broker.metrics import GatewayMetrics
 from broker.namespace.entities import Right, SubscriptionDescription
 from broker.namespace.rule_descriptions import DEFAULT_RULE_NAME, RuleDescription
-from broker.namespace.tiers import Sku, size_factor
+from broker.namespace.tiers import Sku, size_factor, size_refusal
 from broker.settings.config import Settings
 from protocol.addresses import Part
 from protocol.bounds import MAX_COUNT
@@ -204,6 +204,7 @@ class Management:
             entity = self._find(target.path, kind)
             _require_match(request, entity.updated_ms)
             fields = entities.as_stored(fields, entity.description, self._size_factor(entity), self._message_kb)
+            self._check_size(fields, getattr(entity.description, "max_size_mb", None))
             entities.validated(kind, {**entity.description.model_dump(mode="json"), **fields})
             self._require_destinations(request, fields)
             document = await self._change("update", entity.name, fields)
@@ -213,6 +214,7 @@ class Management:
                 raise InvalidArgument(
                     "The entity's name ends as the path of a message does, so it could not be deleted."
                 )
+            self._check_size(fields)
             own = {"name": target.subscription, "topic": target.entity} if is_subscription else {"name": target.entity}
             wanted = entities.validated(kind, fields | own)
             self._require_destinations(request, fields)
@@ -240,6 +242,14 @@ class Management:
         most_ms = self._gateway.settings.delivery.max_lock_duration_ms
         if fields.get("lock_duration_ms", 0) > most_ms:
             raise InvalidArgument(f"LockDuration: must be at most {write_duration(most_ms)}.")
+
+    def _check_size(self, fields: Mapping[str, Any], before_mb: int | None = None) -> None:
+        """An entity keeps a size that only other ways of creation allow. Raises InvalidArgument."""
+        size_mb = fields.get("max_size_mb")
+        if size_mb is None or size_mb == before_mb:
+            return
+        if (refusal := size_refusal(self._gateway.settings.sku, size_mb)) is not None:
+            raise InvalidArgument(refusal)
 
     async def _delete_entity(self, request: web.BaseRequest, target: Target) -> web.Response:
         entity = self._find(target.path)
