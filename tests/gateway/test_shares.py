@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from broker.gateway.links.shares import IDLE_SECONDS, PASS_SECONDS, Action, Kind, Shares
+from broker.gateway.links.shares import IDLE_SECONDS, PASS_SECONDS, UNUSED_SECONDS, Action, Kind, Shares
 from broker.partition.state.line import Line
 from broker.partition.state.receivers import Receiver
 from tests.examples import examples
@@ -158,7 +158,7 @@ class SharesMachine(RuleBasedStateMachine):
             if link.credit == 0 and not link.drains:
                 link._send(link.shares.rest())
 
-    @rule(seconds=st.sampled_from([0.001, PASS_SECONDS, IDLE_SECONDS]))
+    @rule(seconds=st.sampled_from([0.001, UNUSED_SECONDS, PASS_SECONDS, IDLE_SECONDS]))
     def time_passes(self, seconds: float) -> None:
         for link in self.links:
             link.wait(link.now + seconds)
@@ -275,21 +275,55 @@ def test_with_enough_credit_a_grant_is_recalled_when_nobody_has_used_it_for_a_wh
     assert [*shares.spread(10, 1.0)] == [Action(Kind.GRANT, at, 5) for at in range(2)]
     shares.delivered(0, 5)
     shares.available(0, 0.0)
-    assert [*shares.spread(5, 1.01)] == []
+    shares.delivered(1, 1)
+    assert [*shares.spread(4, 1.01)] == []
     assert shares.again_at == 1.0 + IDLE_SECONDS
-    assert [*shares.spread(5, shares.again_at)] == [Action(Kind.RECALL, 1, 5)]
+    assert [*shares.spread(4, shares.again_at)] == [Action(Kind.RECALL, 1, 4)]
     assert shares.again_at is None
+
+
+def test_grants_of_which_nothing_was_used_are_all_recalled_soon():
+    shares = connected(4)
+    assert [*shares.spread(100, 1.0)] == [Action(Kind.GRANT, at, 25) for at in range(4)]
+    shares.delivered(0, 25)
+    shares.available(0, 1.0)
+    shares.delivered(3, 1)
+    assert [*shares.spread(74, 1.001)] == []
+    assert shares.again_at == 1.0 + UNUSED_SECONDS
+    assert [*shares.spread(74, shares.again_at)] == [Action(Kind.RECALL, at, 25) for at in (1, 2)]
+    assert shares.again_at is None
+    shares.returned(1, False)
+    [grant, *_] = shares.spread(74, 1.003)
+    assert (grant.kind, grant.fragment) == (Kind.GRANT, 0)
+
+
+@pytest.mark.parametrize("fragments", [4, 16])
+def test_the_messages_of_one_fragment_come_without_a_pause(fragments):
+    """A round is half a millisecond. The client asks once for all; its receive call ends after 20 ms without any."""
+    link = alone(fragments)
+    link.fragments[1].messages = link.credit = 100
+    link.act()
+    pause = 0
+    while link.fragments[1].messages or link.fragments[1].answers:
+        before = link.delivered[1]
+        for fragment in link.fragments:
+            fragment.work()
+            link.hear_all(fragment)
+        link.wait(link.now + 0.0005)
+        pause = 0 if link.delivered[1] > before else pause + 1
+        assert pause < 10
+    assert link.delivered[1] == 100
 
 
 def test_while_all_fragments_are_busy_nothing_is_recalled():
     shares = connected(2)
     assert [*shares.spread(10, 1.0)] == [Action(Kind.GRANT, at, 5) for at in range(2)]
     shares.delivered(0, 5)
-    shares.available(0, 1.01)
-    assert [*shares.spread(5, 1.01)] == []
+    shares.available(0, 1.001)
+    assert [*shares.spread(5, 1.001)] == []
     shares.delivered(1, 5)
-    shares.available(1, 1.01)
-    assert [*shares.spread(0, 1.01)] == []
+    shares.available(1, 1.001)
+    assert [*shares.spread(0, 1.001)] == []
     assert [*shares.spread(10, 1.015)] == [Action(Kind.GRANT, at, 5) for at in range(2)]
 
 

@@ -5,7 +5,10 @@ without a grant says that it has messages (`available`), and then it gets free c
 another one. With enough credit every fragment has a part of it in advance, and nothing needs to be said.
 
 While all fragments are busy, one has often used up its grant just before the others do. A grant to be recalled then
-would soon have been used, so grants are only recalled when they are `IDLE_SECONDS` old (`again_at`). Scarce credit is
+would soon have been used, so grants are only recalled when they are `IDLE_SECONDS` old (`again_at`). A grant of which
+nothing has been used for `UNUSED_SECONDS` is that of a fragment without messages: all of these are recalled together.
+Until then the messages of one batch, which lie on one fragment, pause for a client that asked for all of them at once;
+the SDK for .NET takes a pause of 20 ms for the end, and then releases what comes before its next call. Scarce credit is
 recalled at once.
 
 A fragment that gives back a part of its grant has few messages: from then on it gets no more in advance than it has
@@ -27,6 +30,7 @@ from enum import Enum
 from typing import NamedTuple
 
 IDLE_SECONDS = 0.02
+UNUSED_SECONDS = 0.002
 PASS_SECONDS = 0.01
 GROWTH = 4  # by which a limit is multiplied
 LIMITLESS = 1 << 12  # deliveries; a limit that would be as large ends
@@ -246,14 +250,18 @@ class Shares:
                 yield self._grant(share, share.granted - cut, now)
 
     def _recall(self, wanted: int, shares: Sequence[_Share], at_once: bool, now: float) -> Iterator[Action]:
-        """Recall grants of fragments that do not say that they have more, until `wanted` credits come back."""
+        """Recall grants of fragments that do not say that they have more, until `wanted` credits come back.
+
+        And unless credit is scarce, all of which nothing was used.
+        """
         coming = sum(share.granted for share in self._order if share.is_recalled)
         for share in sorted(shares, key=lambda share: -share.granted):
-            if coming >= wanted or not share.granted:
+            if not share.granted:
                 break
-            if share.has_more:
+            is_unused = not (share.used or at_once)
+            if share.has_more or (coming >= wanted and not is_unused):
                 continue
-            idle_at = share.granted_at + IDLE_SECONDS
+            idle_at = share.granted_at + (UNUSED_SECONDS if is_unused else IDLE_SECONDS)
             if not at_once and idle_at > now:
                 self._look_again(idle_at)
             else:
