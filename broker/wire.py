@@ -21,6 +21,8 @@ Requests, their arguments and results (all or nothing each; `docs/architecture.m
     peek-session      session id, then as peek                   entry items
     browse            as peek, session id | None, selector | None  [entry items, the number to go on from, True if that
                                                                  is behind all messages]; may be empty before the end
+    From VERSION_WITH_LOCK_ENDS on these three may have one more argument, True. Then the result of the first two is
+    [entry items, lock ends], and that of browse has the lock ends behind it: locked until ms, by sequence number.
     receive-deferred  [sequence numbers], receive_and_delete     [locked_until_ms, entry items]; with True as a third
                                                                  argument also of active messages, with their numbers
     receive-session-deferred  receiver, session id, then as receive-deferred  the same
@@ -86,6 +88,7 @@ VERSION_WITH_BEATS = 6
 VERSION_WITH_ANSWERS_TO_RESTORE = 6
 VERSION_WITH_SELECTORS = 6
 VERSION_WITH_NON_EXCLUSIVE_SESSIONS = 7
+VERSION_WITH_LOCK_ENDS = 7
 OLDEST_VERSION = 1
 ENTRY = 5  # items per delivery in DELIVER and in the results of peek and receive-deferred
 

@@ -159,6 +159,7 @@ class WorkerConnection:
         self._answers_restore = False
         self.knows_selectors = True  # not that of an older version, which takes no receivers with selectors
         self.knows_non_exclusive_sessions = True  # nor their receivers
+        self.tells_lock_ends = False  # of peeked messages
         self.run: Run | None = None  # settlements that are not among the commands yet
         self.channels: dict[int, Channel] = {}
         self._requests: dict[int, tuple[Reply, Owner | None]] = {}
@@ -224,6 +225,7 @@ class WorkerConnection:
         self._answers_restore = hello.version >= wire.VERSION_WITH_ANSWERS_TO_RESTORE
         self.knows_selectors = hello.version >= wire.VERSION_WITH_SELECTORS
         self.knows_non_exclusive_sessions = hello.version >= wire.VERSION_WITH_NON_EXCLUSIVE_SESSIONS
+        self.tells_lock_ends = hello.version >= wire.VERSION_WITH_LOCK_ENDS
         self.problem = wire.incompatible(hello) or self._router.claim(self, hello)
         if self.problem:
             log.error("worker is not used", worker=self.name, reason=self.problem)

@@ -147,8 +147,9 @@ def _renew_locks(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> 
 
 
 def _peek(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[Any]:
-    from_number, count, max_bytes = args
-    return browsing.peek(core, queue, from_number, count, max_bytes)
+    from_number, count, max_bytes, *with_ends = args
+    items = browsing.peek(core, queue, from_number, count, max_bytes)
+    return [items, browsing.lock_ends(core, queue, items, now_ms)] if any(with_ends) else items
 
 
 def _browse(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[Any]:
@@ -157,13 +158,15 @@ def _browse(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[
     if session_id is not None:
         session_requests.sessions_of(queue)
     selector = selector_of(rest[0]) if rest and rest[0] is not None else None
-    return browsing.browse(core, queue, from_number, count, max_bytes, session_id, selector)
+    shown = browsing.browse(core, queue, from_number, count, max_bytes, session_id, selector)
+    return [*shown, browsing.lock_ends(core, queue, shown[0], now_ms)] if any(rest[1:]) else shown
 
 
 def _peek_session(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[Any]:
-    session_id, from_number, count, max_bytes = args
+    session_id, from_number, count, max_bytes, *with_ends = args
     session_requests.sessions_of(queue)
-    return browsing.peek(core, queue, from_number, count, max_bytes, session_id)
+    items = browsing.peek(core, queue, from_number, count, max_bytes, session_id)
+    return [items, browsing.lock_ends(core, queue, items, now_ms)] if any(with_ends) else items
 
 
 def _receive_deferred(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[Any]:

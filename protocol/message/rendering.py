@@ -68,8 +68,8 @@ def render(
     """A prefix, and the offset in `record` from which the rest is sent.
 
     `record[start:]` are the bytes stored with `layout`. `delivery_count` counts earlier failed deliveries. `ttl_ms` is
-    the effective time to live, counted from `enqueued_ms`. `lock_token`, the 16 bytes of an AMQP uuid, and the end
-    of the lock are given together.
+    the effective time to live, counted from `enqueued_ms`. `lock_token`, the 16 bytes of an AMQP uuid, is given
+    together with the end of the lock; only a peeked message, which has additions, may have an end and no token.
     """
     flags, priority, values, pairs_bytes, properties_bytes, _ = _unpack_layout(layout)
     if additions is not None or flags >= HAS_DELIVERY_ANNOTATIONS:

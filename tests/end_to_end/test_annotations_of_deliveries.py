@@ -26,6 +26,7 @@ from tests.sessions.raw_sessions import accept, annotations_of, receive
 STATE, SCHEDULED = Symbol("x-opt-message-state"), Symbol("x-opt-scheduled-enqueue-time")
 KEY, PARTITION, NUMBER = Symbol("x-opt-partition-key"), Symbol("x-opt-partition-id"), Symbol("x-opt-sequence-number")
 ENQUEUED_NUMBER = Symbol("x-opt-enqueue-sequence-number")
+LOCKED_UNTIL = Symbol("x-opt-locked-until")
 WAS_SCHEDULED, IS_DEFERRED, IS_ACTIVE = 2, 1, 0
 
 CONFIG = """
@@ -164,6 +165,62 @@ def test_a_message_that_had_been_scheduled_is_active_for_who_peeks_and_deferred_
     arguments = {"sequence-numbers": [number], "receiver-settle-mode": UInt(0)}
     [deferred] = node.ask("com.microsoft:receive-by-sequence-number", arguments).body["messages"]
     assert annotations_of(deferred["message"])[STATE] == IS_DEFERRED
+
+
+# -- the end of a lock, for who looks at the message
+
+
+def looked_at(peer: RawPeer, address: str, number: int, key: Symbol) -> list[Any]:
+    """The annotation of this message, peeked and browsed."""
+    arguments = {"from-sequence-number": number, "message-count": Int(1)}
+    [peeked] = Node(peer, f"{address}/$management").ask("com.microsoft:peek-message", arguments).body["messages"]
+    browser = peer.attach(sender=False, source_=source(address, mode=Symbol("copy")))
+    shown: dict[Any, Any] = {}
+    credit = 0  # from the attach on
+    while shown.get(NUMBER) != number:
+        credit += 1
+        peer.flow(browser, credit)
+        shown = annotations_of(peer.expect(TRANSFER).payload)
+    peer.detach(browser)
+    found = [annotations_of(peeked["message"]), shown]
+    assert [each[NUMBER] for each in found] == [number] * 2
+    return [each.get(key) for each in found]
+
+
+@pytest.mark.parametrize(("to", "at"), [("plain", "plain"), ("spread", "spread"), ("news", "news/Subscriptions/all")])
+def test_a_peeked_message_has_the_end_of_its_lock(peer: RawPeer, to: str, at: str) -> None:
+    send(peer, to, message(b"m"))
+    handle = peer.attach_receiver(at, credit=1)
+    frame = peer.expect(TRANSFER)
+    received = annotations_of(frame.payload)
+    seen = looked_at(peer, at, received[NUMBER], LOCKED_UNTIL)
+    assert seen == [received[LOCKED_UNTIL]] * 2
+    assert type(seen[0]) is Timestamp
+    peer.settle(frame.fields[1], state=outcome(MODIFIED, None, True))
+    assert peer.expect(DISPOSITION).fields[4].descriptor == MODIFIED
+    peer.detach(handle)
+    assert looked_at(peer, at, received[NUMBER], LOCKED_UNTIL) == [None] * 2
+    numbered = {"sequence-numbers": [received[NUMBER]], "receiver-settle-mode": UInt(1)}
+    node = Node(peer, f"{at}/$management")
+    [deferred] = node.ask("com.microsoft:receive-by-sequence-number", numbered).body["messages"]
+    until = annotations_of(deferred["message"])[LOCKED_UNTIL]
+    assert looked_at(peer, at, received[NUMBER], LOCKED_UNTIL) == [until] * 2
+    done = {"disposition-status": "completed", "lock-tokens": [deferred["lock-token"]]}
+    assert node.ask("com.microsoft:update-disposition", done).status == 200
+
+
+@pytest.mark.parametrize("address", ["in-sessions", "spread-sessions"])
+def test_a_peeked_message_of_a_locked_session_has_the_end_of_that(peer: RawPeer, address: str) -> None:
+    send(peer, address, *[message(b"m", properties=[None] * 10 + ["s"]) for _ in range(2)])
+    handle, _ = accept(peer, address, "s")
+    [(first, _)] = receive(peer, handle)
+    received = annotations_of(first.payload)
+    for number in (received[NUMBER], received[NUMBER] + 1):
+        assert looked_at(peer, address, number, LOCKED_UNTIL) == [received[LOCKED_UNTIL]] * 2
+    peer.detach(handle)
+    for number in (received[NUMBER], received[NUMBER] + 1):
+        assert looked_at(peer, address, number, LOCKED_UNTIL) == [None] * 2
+    assert Node(peer, f"{address}/$management").ask("peeklock:purge", {}).status == 200
 
 
 # -- the header

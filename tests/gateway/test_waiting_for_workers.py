@@ -245,7 +245,7 @@ async def test_requests_wait_for_the_worker(tmp_path: Path) -> None:
     assert not any(frame.code == TRANSFER for frame in scene.client.frames())
     scene.back()
     [request] = await scene.commands(Op.REQUEST)
-    scene.workers[0].say([Op.REPLY, request[2], []])
+    scene.workers[0].say([Op.REPLY, request[2], [[], {}]])
     assert any(frame.code == TRANSFER for frame in scene.client.frames())
 
 

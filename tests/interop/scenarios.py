@@ -136,7 +136,8 @@ QUEUE_SCENARIOS = (
     ),
     Scenario(
         "peek",
-        "Browsing shows messages in order, from a sequence number on too, and locks none.",
+        "Browsing shows messages in order, from a sequence number on too, and locks none; of a locked one it shows "
+        "until when.",
         ("ST5",),
     ),
     Scenario(

@@ -6,8 +6,10 @@ has no effect. It asks for a step whenever the client has credit and reads. Behi
 credit that is left then waits for messages that come later.
 """
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from broker import wire
 from broker.errors import BrokerError, EntityMoving, OutcomeUnknown, PartitionParked, ServerBusy
@@ -39,6 +41,7 @@ from protocol.engine.links import Link
 STEP_BYTES = 256 * 1024  # of the records that come at once, unless a single one has more
 AGAIN_S = 0.25  # between two tries to look at a partition that is moved, restarted or busy
 _OUTCOMES = frozenset((ACCEPTED, MODIFIED, REJECTED, RELEASED))
+_NO_ENDS: Final[Mapping[int, int]] = MappingProxyType({})  # an older worker does not tell them
 _PASSING = EntityMoving | ServerBusy | OutcomeUnknown  # errors that a retry may help against
 
 
@@ -192,7 +195,9 @@ class Browser(EntityLink):
         if not self.entity.is_partitioned and channel.partition != self.entity.partition:
             channel.move(self.entity.partition)
         self._is_asking = True
-        arguments = [channel.from_number, count, STEP_BYTES, self._session_id, self._selector]
+        arguments: list[Any] = [channel.from_number, count, STEP_BYTES, self._session_id, self._selector]
+        if channel.worker.tells_lock_ends:
+            arguments.append(True)
         reply = partial(self._looked, channel)
         router = self.connection.gateway.router
         # If its worker is away, other partitions are looked at meanwhile, and this one later.
@@ -204,8 +209,8 @@ class Browser(EntityLink):
         large_answers.end()
         if not (self._closing or self.link.closed):
             if error is None:
-                entries, next_number, is_end = result
-                if self._show(channel, entries):
+                entries, next_number, is_end, *lock_ends = result
+                if self._show(channel, entries, *lock_ends):
                     channel.from_number = next_number
                     if is_end:
                         self._ahead.pop(channel, None)
@@ -228,7 +233,7 @@ class Browser(EntityLink):
 
     # -- deliveries, and their settlement
 
-    def _show(self, channel: BrowserChannel, entries: list[Any]) -> bool:
+    def _show(self, channel: BrowserChannel, entries: list[Any], lock_ends: Mapping[int, int] = _NO_ENDS) -> bool:
         """Send the messages. False if credit or window do not last: then those that are left are looked at again."""
         link, is_settled = self.link, self.link.settled_by_sender
         for at in range(0, len(entries), ENTRY):
@@ -238,7 +243,14 @@ class Browser(EntityLink):
                 return False
             self._sent += 1
             payload = embed(
-                record, number, delivery_count, None, overlay, place=place, keys=self._keys, is_copy=self._is_copy
+                record,
+                number,
+                delivery_count,
+                lock_ends.get(number),
+                overlay,
+                place=place,
+                keys=self._keys,
+                is_copy=self._is_copy,
             )
             link.send(self._sent.to_bytes(16, "big"), payload, b"", 0, is_settled)
             self.metrics.outgoing_messages += 1

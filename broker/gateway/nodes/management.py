@@ -231,6 +231,7 @@ class ManagementRequests(RequestLink):
         most = min(arguments.message_count, MAX_PEEK_MESSAGES)
         start, session_id = arguments.from_sequence_number, arguments.session_id
         rows: list[list[Any]] = []
+        lock_ends: dict[int, int] = {}
         if session_id is not None:
             left = [self.entity.partition_of_session(session_id)]
         else:
@@ -239,17 +240,23 @@ class ManagementRequests(RequestLink):
         def steps(start: int) -> Steps:
             used_bytes = 0
             while left and len(rows) < most and used_bytes < most_bytes:
-                if rows and not self.connection.gateway.router.worker(left[0]).is_usable:
+                worker = self.connection.gateway.router.worker(left[0])
+                if rows and not worker.is_usable:
                     del left[0]  # those of the others are shown at once
                     continue
-                wanted: list[Any] = [start, most - len(rows), most_bytes - used_bytes]
+                with_ends = worker.tells_lock_ends
+                wanted: list[Any] = [start, most - len(rows), most_bytes - used_bytes, *([True] if with_ends else ())]
                 name, named = ("peek", wanted) if session_id is None else ("peek-session", [session_id, *wanted])
                 try:
-                    found = _rows((yield left[0], name, self.queue, named))
+                    result = yield left[0], name, self.queue, named
                 except BrokerError as error:
                     if not rows and not (isinstance(error, PartitionParked) and left[1:]):
                         raise
-                    found = []
+                    result, with_ends = [], False
+                if with_ends:
+                    result, ends = result
+                    lock_ends.update(ends)
+                found = _rows(result)
                 rows.extend(found)
                 used_bytes = sum(len(row[3]) for row in rows)
                 if found and len(left) > 1:
@@ -264,7 +271,9 @@ class ManagementRequests(RequestLink):
 
         def encode() -> bytes:
             messages = [
-                embedded(record, number, count, None, overlay, place=place, omit_body=arguments.omit_body)
+                embedded(
+                    record, number, count, lock_ends.get(number), overlay, place=place, omit_body=arguments.omit_body
+                )
                 for place, number, count, record, overlay in rows
             ]
             fitting = management.peeked_that_fit(request, messages, most_bytes)

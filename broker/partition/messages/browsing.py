@@ -1,6 +1,6 @@
 """Shows messages of a queue without taking them, in any place, by sequence number; and tells when there are more."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from heapq import merge
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,8 @@ from broker.partition.messages.selecting import LOOK_BYTES, LOOK_STEP, selects
 from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
 from broker.partition.state.receivers import encoded
-from storage.records import CorruptRecord, Place, decode_entry, queue_key, unpack_queue_key
+from broker.wire import ENTRY
+from storage.records import CorruptRecord, Field, Place, decode_entry, queue_key, unpack_queue_key
 from storage.store import Table
 
 if TYPE_CHECKING:
@@ -122,6 +123,26 @@ def entries(
         _, _, number = unpack_queue_key(key)
         found.append((number, int(place), value))
     return found
+
+
+def lock_ends(core: Core, queue: Queue, items: Sequence[Any], now_ms: int) -> dict[int, int]:
+    """By sequence number, the end of the lock of each of the shown messages that is locked, by the wall clock.
+
+    The lock of a session is that of its messages, received or not, but for those that are lent or not active yet.
+    """
+    locks, sessions = queue.locks, queue.sessions
+    if not locks.count() and (sessions is None or not sessions.locked):
+        return {}
+    if sessions is None:
+        ends = locks.ends_of(items[1::ENTRY], now_ms)
+    else:
+        ends = {}
+        for place, number, overlay in zip(items[0::ENTRY], items[1::ENTRY], items[4::ENTRY], strict=True):
+            session_id = (overlay or {}).get(Field.SESSION)
+            until_ms = sessions.lock_end_of(number, session_id, locks, now_ms) if place != Place.SCHEDULED else None
+            if until_ms is not None:
+                ends[number] = until_ms
+    return {number: core.wall_ms(until_ms) for number, until_ms in ends.items()}
 
 
 # -- browsers that wait for more

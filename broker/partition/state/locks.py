@@ -51,6 +51,12 @@ size_of: Callable[[Held], int] = itemgetter(1)
 _until_ms: Callable[[Held], int] = itemgetter(4)
 _holder: Callable[[Held], Holder] = itemgetter(5)
 _ends_ms: Callable[[Holder], int] = attrgetter("until_ms")
+_token_of: Callable[[tuple[bytes, Held]], bytes] = itemgetter(0)
+
+
+def end_of(held: Held) -> int:
+    """When the lock of this held message ends."""
+    return min(_until_ms(held), _holder(held).until_ms)
 
 
 class Ending:
@@ -109,6 +115,8 @@ class LockRun(NamedTuple):
 
 
 RUNS_MAX = 1024  # of one queue; a list of many takes long to change
+_NOTHING = (b"", 0, b"")  # a token, the end of its lock, and the latest token
+INDEX_FORGOTTEN = 100  # numbers of locks that are gone may be kept beside as many as twice the others
 
 
 class Locks:
@@ -116,7 +124,10 @@ class Locks:
     asks for more than to settle some of them, so that most never do.
     """
 
-    __slots__ = ("_firsts", "_held", "_in_runs", "_runs", "deferred", "ending", "expiring", "forwarded", "staged")
+    __slots__ = (
+        *("_by_number", "_firsts", "_held", "_in_runs", "_indexed", "_runs"),
+        *("deferred", "ending", "expiring", "forwarded", "staged"),
+    )
 
     def __init__(self) -> None:
         self._held: dict[bytes, Held] = {}
@@ -124,6 +135,10 @@ class Locks:
         self._runs: list[LockRun] = []
         self._firsts: list[int] = []
         self._in_runs = 0  # the number of their locks
+        # Tokens by sequence number, for `ends_of`, and the last lock that was noted: see `_index`. Some are gone. What
+        # makes and ends locks leaves these alone, because few queues are peeked while they have locks.
+        self._by_number: dict[int, bytes] = {}
+        self._indexed = _NOTHING
         self.forwarded: dict[int, Held] = {}  # by sequence number: available messages, until they are answered
         self.staged: set[bytes] = set()  # tokens settled in an open transaction; some locks may have ended
         self.ending: deque[Ending] = deque()  # their messages are to be put back; those of sessions are in `Sessions`
@@ -213,6 +228,43 @@ class Locks:
             return None
         return held
 
+    def ends_of(self, numbers: Iterable[int], now_ms: int) -> dict[int, int]:
+        """When the locks of those of these messages end that have one, by number. Not where sessions are required."""
+        self._index()
+        ends: dict[int, int] = {}
+        for number in numbers:
+            token = self._by_number.get(number)
+            if token is not None and (held := self.find(token, now_ms)) is not None:
+                ends[number] = end_of(held)
+        return ends
+
+    def _index(self) -> None:
+        """Note the numbers of the locks that were made or renewed since the last time; these are behind the others.
+
+        That is: behind the last lock that was noted then, or if that is gone, those that end no earlier, and those with
+        later tokens, which may end earlier if the lock duration was changed.
+        """
+        locks = self.held
+        self._forget_numbers()
+        last_token, last_ms, latest_token = self._indexed
+
+        def is_new(lock: tuple[bytes, Held]) -> bool:
+            token, held = lock
+            return token != last_token and (_until_ms(held) >= last_ms or token > latest_token)
+
+        new = list(takewhile(is_new, reversed(locks.items())))
+        if not new:
+            return
+        self._by_number.update((number_of(ref_of(held)), token) for token, held in new)
+        token, held = new[0]
+        self._indexed = (token, _until_ms(held), max(latest_token, *map(_token_of, new)))
+
+    def _forget_numbers(self) -> None:
+        """If most of the locks that were noted are gone."""
+        if len(self._by_number) > 2 * len(self._held) + INDEX_FORGOTTEN:
+            self._by_number = {}
+            self._indexed = _NOTHING
+
     def remove(self, token: bytes) -> Held:
         if token not in self._held and (found := self._place(token)) is not None:
             [held] = self._take(*found, 1)
@@ -299,6 +351,8 @@ class Locks:
     def renew(self, token: bytes, until_ms: int) -> None:
         ref, size, due_ms, place, _, holder = self.held.pop(token)
         self.held[token] = (ref, size, due_ms, place, until_ms, holder)
+        if token == self._indexed[0]:  # it is behind others now, which may not have been noted
+            self._indexed = (b"", *self._indexed[1:])
 
     def not_lost(self, tokens: Iterable[bytes]) -> list[bytes]:
         """Those of the tokens that are held. The time of some may be over unnoticed."""
@@ -322,6 +376,7 @@ class Locks:
             if _until_ms(held) > now_ms:
                 break
             tokens.append(token)
+        self._forget_numbers()
         return tokens
 
     def first_end_ms(self) -> int | None:
@@ -390,6 +445,8 @@ class Locks:
         for ending in self.ending:
             assert ending.holder.until_ms == LOST
             assert ending.holder.tokens.keys() <= self._held.keys()
+        noted = ((number, self._held.get(token)) for number, token in self._by_number.items())
+        assert all(each is None or number_of(ref_of(each)) == number for number, each in noted)
 
 
 def _counter_of(token: bytes) -> int:

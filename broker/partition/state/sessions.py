@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from struct import Struct
 
-from broker.partition.state.locks import LOST, NOBODY, Ending, Held, Holder, Locks
+from broker.partition.state.locks import LOST, NOBODY, Ending, Held, Holder, Locks, end_of
 from broker.partition.state.offered import Offered
 from broker.partition.state.receivers import ALL, Receiver, Session
 from broker.partition.state.window import Ref, number_of
@@ -145,6 +145,14 @@ class Sessions:
         """The token of the lock of its own that this message has; None if it has none."""
         token = self._lent_tokens.get(number)
         return token if token in self.lent.tokens else None
+
+    def lock_end_of(self, number: int, session_id: str | None, locks: Locks, now_ms: int) -> int | None:
+        """When the lock ends that this message of a session has, by itself or by its session; None if it has none."""
+        token = self.lent_token(number)
+        if token is not None and (held := locks.find(token, now_ms)) is not None:
+            return end_of(held)
+        session = self.locked.get(session_id) if session_id is not None else None
+        return session.until_ms if session is not None and session.until_ms > now_ms else None
 
     def has_available(self, session_id: str) -> bool:
         """True if the session has available messages; locked ones count, too."""

@@ -379,7 +379,15 @@ var scenarios = map[string]func(*scene){
 		some := receiver.peek(2, value(browsed[2].SequenceNumber))
 		equal(bodies(some), []string{"c", "d"}, "browsed from a number")
 		equal(local(some[0]), int64(3), "its number")
-		equal(len(receiver.allOf(5)), 5, "received after browsing")
+		for _, message := range browsed {
+			truth(message.LockedUntil == nil, "browsed as locked until %v", message.LockedUntil)
+		}
+		locked := receiver.one()
+		looked := receiver.peek(2, value(locked.SequenceNumber))
+		equal(value(looked[0].LockedUntil).UnixMilli(), value(locked.LockedUntil).UnixMilli(), "end of the lock")
+		truth(looked[1].LockedUntil == nil, "the next is locked until %v", looked[1].LockedUntil)
+		ok(receiver.CompleteMessage(s.ctx, locked, nil), "completing")
+		equal(len(receiver.allOf(4)), 4, "received after browsing")
 		equal(bodies(receiver.peek(10)), []string{}, "browsed when empty")
 	},
 

@@ -307,7 +307,12 @@ const scenarios = {
     equal(bodies(browsed), [..."abcde"], "browsed");
     const some = await receiver.peekMessages(2, { fromSequenceNumber: browsed[2].sequenceNumber });
     equal([bodies(some), sequenceNumbers(some)], [["c", "d"], [3, 4]], "browsed from a number");
-    equal((await allOf(receiver, 5)).length, 5, "received after browsing");
+    equal(browsed.map((message) => message.lockedUntilUtc), Array(5).fill(undefined), "browsed as locked");
+    const locked = await one(receiver);
+    const looked = await receiver.peekMessages(2, { fromSequenceNumber: locked.sequenceNumber });
+    equal(looked.map((message) => message.lockedUntilUtc), [locked.lockedUntilUtc, undefined], "ends of locks");
+    await receiver.completeMessage(locked);
+    equal((await allOf(receiver, 4)).length, 4, "received after browsing");
     equal(await receiver.peekMessages(10, { fromSequenceNumber: Long.ONE }), [], "browsed when empty");
   },
 

@@ -39,6 +39,7 @@ import { hold, sessionScenarios } from "./rhea-sessions.js";
 import { topicScenarios } from "./rhea-topics.js";
 
 const { filter } = rhea;
+const lockedUntil = (message) => annotation(message, "x-opt-locked-until");
 
 const scenarios = {
   async "send-complete"(scene) {
@@ -321,7 +322,13 @@ const scenarios = {
     equal(bodies(browsed), [..."abcde"], "browsed");
     const some = await scene.peek(2, annotation(browsed[2], "x-opt-sequence-number"));
     equal([bodies(some), sequenceNumbers(some)], [["c", "d"], [3, 4]], "browsed from a number");
-    await allOf(await scene.receiver(), 5);
+    equal(browsed.map(lockedUntil), Array(5).fill(undefined), "browsed as locked");
+    const receiver = await scene.receiver();
+    const locked = await one(receiver);
+    const looked = await scene.peek(2, annotation(locked.message, "x-opt-sequence-number"));
+    equal(looked.map(lockedUntil), [lockedUntil(locked.message), undefined], "ends of locks");
+    await complete(locked);
+    await allOf(receiver, 4);
     equal(await scene.peek(10), [], "browsed when empty");
   },
 

@@ -421,8 +421,18 @@ def peek(scene: Scene) -> None:
     equal([message.body for message in browsed], list("abcde"), "browsed")
     some = [(local(message), message.body) for message in scene.peek(2, number_of(browsed[2]))]
     equal(some, [(3, "c"), (4, "d")], "browsed from a number")
-    equal(len(scene.receiver().all_of(5)), 5, "received after browsing")
+    equal([locked_until(message) for message in browsed], [None] * 5, "browsed as locked")
+    receiver = scene.receiver()
+    locked, delivery = receiver.one()
+    looked = scene.peek(2, number_of(locked))
+    equal([locked_until(message) for message in looked], [locked_until(locked), None], "ends of locks")
+    receiver.settle(delivery)
+    equal(len(receiver.all_of(4)), 4, "received after browsing")
     equal(scene.peek(10), [], "browsed when empty")
+
+
+def locked_until(message: Message) -> Any:
+    return message.annotations.get(symbol("x-opt-locked-until"))
 
 
 def browsed(scene: Scene, queue: str, *options: LinkOption) -> list[Message]:

@@ -354,7 +354,12 @@ def peek(scene: Scene) -> None:
         equal([body(message) for message in browsed], [b"a", b"b", b"c", b"d", b"e"], "browsed")
         some = receiver.peek_messages(2, sequence_number=browsed[2].sequence_number)
         equal([(local(m), body(m)) for m in some], [(3, b"c"), (4, b"d")], "browsed from a number")
-        equal(len(all_of(receiver, 5)), 5, "received after browsing")
+        equal([message.locked_until_utc for message in browsed], [None] * 5, "browsed as locked")
+        locked = one(receiver)
+        looked = receiver.peek_messages(2, sequence_number=locked.sequence_number or 0)
+        equal([message.locked_until_utc for message in looked], [locked.locked_until_utc, None], "ends of locks")
+        receiver.complete_message(locked)
+        equal(len(all_of(receiver, 4)), 4, "received after browsing")
         equal(receiver.peek_messages(10), [], "browsed when empty")
 
 

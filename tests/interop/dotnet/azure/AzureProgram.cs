@@ -325,7 +325,12 @@ static class AzureProgram
             Equal(browsed.Bodies(), new[] { "a", "b", "c", "d", "e" }, "browsed");
             var some = await receiver.PeekMessagesAsync(2, fromSequenceNumber: browsed[2].SequenceNumber);
             Equal((some.Bodies(), some.LocalNumbers()), (new[] { "c", "d" }, new[] { 3, 4 }), "browsed from a number");
-            await AllOf(receiver, 5);
+            Truth(browsed.All(message => message.LockedUntil == default), "browsed as locked");
+            var locked = await One(receiver);
+            var ends = (await receiver.PeekMessagesAsync(2, fromSequenceNumber: locked.SequenceNumber)).Select(message => message.LockedUntil);
+            Equal(ends, new[] { locked.LockedUntil, default }, "ends of locks");
+            await receiver.CompleteMessageAsync(locked);
+            await AllOf(receiver, 4);
             Equal((await receiver.PeekMessagesAsync(10, fromSequenceNumber: 1)).Bodies(), Array.Empty<string>(), "browsed when empty");
         },
 

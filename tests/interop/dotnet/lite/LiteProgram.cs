@@ -286,7 +286,13 @@ static class LiteProgram
             Equal(browsed.Bodies(), new[] { "a", "b", "c", "d", "e" }, "browsed");
             var some = await scene.Peek(2, browsed[2].Number());
             Equal((some.Bodies(), some.LocalNumbers()), (new[] { "c", "d" }, new[] { 3, 4 }), "browsed from a number");
-            await (await scene.Receiver()).AllOf(5);
+            Equal(browsed.Select(message => message.Annotation("x-opt-locked-until")), new object?[5], "browsed as locked");
+            var receiver = await scene.Receiver();
+            var locked = await receiver.One();
+            var ends = (await scene.Peek(2, locked.Number())).Select(message => message.Annotation("x-opt-locked-until"));
+            Equal(ends, new object?[] { locked.Time("x-opt-locked-until"), null }, "ends of locks");
+            receiver.Complete(locked);
+            await receiver.AllOf(4);
             Equal((await scene.Peek(10)).Bodies(), Array.Empty<object>(), "browsed when empty");
         },
 

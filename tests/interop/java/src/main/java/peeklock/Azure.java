@@ -636,7 +636,13 @@ public final class Azure {
                 List<ServiceBusReceivedMessage> some = receiver.peekMessages(2, third).stream().toList();
                 equal(bodies(some), List.of("c", "d"), "browsed from a number");
                 equal(local(third), 3L, "its number");
-                equal(allOf(receiver, 5).size(), 5, "received after browsing");
+                truth(browsed.stream().allMatch(message -> message.getLockedUntil() == null), "browsed as locked");
+                ServiceBusReceivedMessage locked = one(receiver);
+                List<ServiceBusReceivedMessage> looked = receiver.peekMessages(2, locked.getSequenceNumber()).stream().toList();
+                equal(looked.get(0).getLockedUntil(), locked.getLockedUntil(), "end of the lock");
+                equal(looked.get(1).getLockedUntil(), null, "end of the lock of the next");
+                receiver.complete(locked);
+                equal(allOf(receiver, 4).size(), 4, "received after browsing");
                 equal(bodies(receiver.peekMessages(10, 1)), List.of(), "browsed when empty");
             }
         });
