@@ -133,7 +133,6 @@ NOT_APPLICABLE: dict[str, dict[str, str]] = {
     "javascript": _NO_TRANSACTIONS,
     "go": _NO_TRANSACTIONS,
     "rhea": {"partitioned-transactions": "the library has no transactions"},
-    "amqpnetlite": {"partitioned-transactions": "the library does not end a transaction of which a send was refused"},
     "jms": {
         "partitioned-key-mismatch": "JMS has no partition keys but session ids",
         "partitioned-numbers": _JMS_MANAGEMENT,

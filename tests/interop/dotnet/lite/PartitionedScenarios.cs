@@ -1,4 +1,5 @@
 // The scenarios of partitioned_scenarios.py with AMQP.Net Lite.
+using System.Transactions;
 using Amqp;
 using static Peeklock.Interop.Harness;
 using static Peeklock.Interop.Lite.Messages;
@@ -120,6 +121,37 @@ static class PartitionedScenarios
                 Equal(messages.SortedBodies(), Sorted(expected), $"messages in {name}");
                 OnSeveralPartitions(messages.Numbers());
             }
+        },
+
+        ["partitioned-transactions"] = async scene =>
+        {
+            await scene.Post(Keyed("a", "old"));
+            var (sender, receiver) = (await scene.Sender(), await scene.Receiver());
+            var old = await receiver.One();
+            foreach (var wrong in new[] { New("never"), Keyed("b", "never") })
+            {
+                await Rejects(async () =>
+                {
+                    using var refused = new TransactionScope(TransactionScopeAsyncFlowOption.Enabled);
+                    await sender.SendAsync(Keyed("a", "never"));
+                    await Rejects(() => sender.SendAsync(wrong), NotAllowed, "no key, or another");
+                    await Task.Yield(); // see below
+                    refused.Complete();
+                }, error => error is TransactionException or AmqpException, "a commit");
+            }
+            using (var committed = new TransactionScope(TransactionScopeAsyncFlowOption.Enabled))
+            {
+                await sender.SendAsync(Keyed("a", "1"));
+                await sender.SendAsync(Keyed("a", "2"));
+                receiver.Complete(old);
+                // After a send the library goes on here within its reading of the connection. The end of the scope waits, and what it
+                // waits for is the answer to the commit, which would not be read.
+                await Task.Yield();
+                committed.Complete();
+            }
+            Equal((await receiver.AllOf(2)).Bodies(), new[] { "1", "2" }, "messages");
+            await receiver.Close();
+            await scene.NothingIsLeft();
         },
 
         ["partitioned-annotations"] = async scene =>
