@@ -43,7 +43,10 @@ class Memory:
 
 def role(command: Sequence[str]) -> str:
     """What to call a process: the module that its Python runs, for `broker.cli` the supervisor, or else its program."""
-    for option, module in pairwise(command):
+    words = [word for word in command if word]
+    if len(words) == 1:  # a copy of the supervisor's process, whose command is one text
+        words = words[0].split()
+    for option, module in pairwise(words):
         if option == "-m":
             name = module.removesuffix(".__main__").rpartition(".")[2]
             return "supervisor" if name == "cli" else name

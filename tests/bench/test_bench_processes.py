@@ -126,3 +126,8 @@ def test_a_child_that_nobody_waited_for_does_not_take_its_time_from_others():
 )
 def test_a_process_is_named_after_its_module_or_its_program(command, name):
     assert role(command.split()) == name
+
+
+def test_a_copy_of_the_supervisors_process_has_its_command_in_one_text():
+    assert role(["/a/python -P -m broker.worker", "", ""]) == "worker"
+    assert role(["/usr/bin/tool"]) == "tool"
