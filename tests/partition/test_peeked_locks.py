@@ -20,7 +20,12 @@ def ends(queue: Driver, of: int = MAIN, count: int = 1000) -> dict[int, int]:
     """By peek, and the same by browse."""
     items, found = queue.request("peek", 0, count, MUCH, True, queue=of)
     assert [each.number for each in deliveries(items)] == [each.number for each in queue.peek(of, count=count)]
-    *_, browsed = queue.request("browse", 0, count, MUCH, None, None, True, queue=of)
+    browsed: dict[int, int] = {}
+    start, shown, is_end = 0, 0, False
+    while shown < count and not is_end:
+        some, start, is_end, some_ends = queue.request("browse", start, count - shown, MUCH, None, None, True, queue=of)
+        browsed |= some_ends
+        shown += len(deliveries(some))
     assert browsed == found
     queue.partition.check()
     return dict(found)
