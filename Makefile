@@ -21,6 +21,7 @@
 #   make pairing-ledger  two paired brokers, the primary killed, stopped, cut off and slowed for half an hour
 #   make drain     how fast a syphon drains 1,000,000 messages, and in how much memory
 #   make kill-drivers  kill the drivers of jobs that change data, which takes a minute of CPU
+#   make sdk-ledger  kill each process in turn under the .NET SDK's senders and processors; needs .NET    ARGS="--kills 50"
 #   make losing-a-worker  what clients of a partitioned queue notice when a worker is killed
 #   make capture-s3  captures in an object store: a server that speaks S3
 #   make image     the steps of the Dockerfiles in a clean Debian root; needs root and debootstrap
@@ -51,7 +52,7 @@ OF_BROKERS := $(addprefix tests/,end_to_end sessions forwarding operations clien
 unexport PYTHONDONTWRITEBYTECODE # else each process of the tests compiles all of them again
 
 .DEFAULT_GOAL := help
-.PHONY: help install spark spark-packages tools pipeline-demo serve test test-landing test-all test-changed test-one-process lint bench scaling model soak fuzz fuzz-native power-loss disk-full hostile-peers mutants split pairing-ledger drain kill-drivers losing-a-worker capture-s3 pipeline-cluster pipeline-kills lock image pipeline-pods structure dead-code coverage clean
+.PHONY: help install spark spark-packages tools pipeline-demo serve test test-landing test-all test-changed test-one-process lint bench scaling model soak fuzz fuzz-native power-loss disk-full hostile-peers mutants split pairing-ledger drain kill-drivers sdk-ledger losing-a-worker capture-s3 pipeline-cluster pipeline-kills lock image pipeline-pods structure dead-code coverage clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -185,6 +186,9 @@ kill-drivers: $(SPARK_INSTALLED)
 
 drain: $(EXTENSION)
 	$(BIN)/python -m tests.pairing.drain $(ARGS)
+
+sdk-ledger: $(EXTENSION)
+	$(BIN)/python -m tests.sdk_ledger.run $(ARGS)
 
 losing-a-worker: $(EXTENSION)
 	$(BIN)/python -m tests.partitioned.losing_a_worker $(ARGS)

@@ -178,6 +178,8 @@ PROGRAMS = {
     "proton": _program("proton", _VENV_PYTHON, HERE / "proton" / "program.py"),
 }
 
+LEDGER = _dotnet_program("ledger")
+
 JMS_FRAMEWORKS = _java_program("programs", "peeklock.JmsFrameworks")
 
 OUTAGES = {

@@ -1,4 +1,4 @@
-// The scenarios of scenarios.py: `dotnet interop.dll azure|lite SCENARIO...`.
+// The scenarios of scenarios.py: `dotnet interop.dll azure|lite SCENARIO...`; and `ledger`, for tests/sdk_ledger.
 using Peeklock.Interop;
 using Peeklock.Interop.Azure;
 using Peeklock.Interop.Lite;
@@ -11,6 +11,9 @@ switch (args[0])
     case "lite":
         await LiteProgram.Run(args[1..]);
         break;
+    case "ledger":
+        await LedgerProgram.Run(args[1..]);
+        break;
     default:
-        throw new ArgumentException($"azure or lite, not {args[0]}");
+        throw new ArgumentException($"azure, lite or ledger, not {args[0]}");
 }
