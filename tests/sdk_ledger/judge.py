@@ -78,7 +78,7 @@ class Call:
         return self.began + self.took
 
     def __str__(self) -> str:
-        return f"{self.what} on {self.entity}: {self.took:.2f} s, {self.error or 'accepted'}"
+        return f"{self.what} on {self.entity}: {self.took:.2f} s, {_brief(self.error) or 'accepted'}"
 
 
 @dataclass
@@ -96,13 +96,15 @@ class Settlement:
 
 @dataclass
 class Copy:
-    """One stored message: its number in its entity. `receipts`: (when, end of the lock, token)."""
+    """One stored message. `receipts`: (when, end of the lock, token)."""
 
     id: str
     session: str | None = None
     receipts: list[tuple[float, float, str]] = field(default_factory=list)
     settlements: dict[str, Settlement] = field(default_factory=dict)  # by token
-    dead_receipts: int = 0
+
+    def was_asked(self, outcome: str) -> bool:
+        return any(each.outcome == outcome for each in self.settlements.values())
 
     def confirmed_ends(self) -> list[Settlement]:
         return [each for each in self.settlements.values() if each.is_confirmed and each.outcome in ENDINGS]
@@ -125,7 +127,7 @@ class Report:
 
     def __str__(self) -> str:
         kills = Counter(outage.victim for outage in self.outages)
-        longest = sorted(self.calls, key=lambda call: -call.took)[:10]
+        longest = sorted(self.calls, key=lambda call: -call.took)[: max(10, len(self.long_calls))]
         lines = [
             f"{len(self.outages)} kills: " + ", ".join(f"{victim} {count}" for victim, count in kills.most_common()),
             *(f"slowest, {each}" for each in sorted(self.outages, key=lambda each: each.began - each.ended)[:1]),
@@ -135,11 +137,10 @@ class Report:
             f"errors that processors told: {self.told.total():,}",
             *(f"  {count:,} times {text}" for text, count in self.told.most_common(10)),
             f"answers that the broker is busy: {len(self.busy)}",
-            *self.busy[:5],
-            f"the program got no processor for {self.held_up_s:.1f} s at most; longest calls:",
+            *(f"  {_brief(text)}" for text in self.busy[:5]),
+            f"the program got no processor for {self.held_up_s:.1f} s at most",
+            f"calls of {LONG_CALL_S:.0f} s and more: {len(self.long_calls)}; the longest:",
             *(f"  {call}{self._during(call)}" for call in longest),
-            f"calls of {LONG_CALL_S:.0f} s and more: {len(self.long_calls)}",
-            *(f"  {call}{self._during(call)}" for call in self.long_calls[10:]),
             f"breaches: {len(self.breaches)}",
             *self.breaches[:30],
         ]
@@ -154,7 +155,8 @@ class Judge:
         self._entities = entities
         self._outages = outages
         self._sends: dict[tuple[str, str], Call | None] = {}  # by entity and id; None: not answered
-        self._copies: dict[tuple[str, int], Copy] = {}
+        self._copies: dict[tuple[str, int], Copy] = {}  # by entity and sequence number
+        self._dead: Counter[tuple[str, str]] = Counter()  # what came out of dead-letter queues, by entity and id
         self._order = {name: Order() for name, entity in entities.items() if entity.has_sessions}
         self._session_until: dict[tuple[str, str], float] = {}
         self._late: set[str] = set()  # tokens of deliveries of sessions that somebody else has by now
@@ -218,15 +220,17 @@ class Judge:
 
     def _received(self, line: Line) -> None:
         entity, number, token = line["entity"], line["number"], line["token"]
-        copy = self._copies.setdefault((entity, number), Copy(line["id"], line["session"]))
         name = f"{entity} {number}, {line['id']}"
-        if (entity, line["id"]) not in self._sends or copy.id != line["id"]:
+        if (entity, line["id"]) not in self._sends:
             self._breaches.append(f"{name}: never sent")
         if not line["sound"]:
             self._breaches.append(f"{name}: its body is not as it was sent")
         if line["dead"]:
-            copy.dead_receipts += 1
+            self._dead[entity, line["id"]] += 1
             return
+        copy = self._copies.setdefault((entity, number), Copy(line["id"], line["session"]))
+        if copy.id != line["id"]:
+            self._breaches.append(f"{name}: has the number of {copy.id}")
         copy.receipts.append((line["at"], line["until"], token))
         if entity in self._order:
             if line["until"] < self._session_until.get((entity, line["session"]), 0.0) - ROUNDING_S:
@@ -301,9 +305,7 @@ class Judge:
                     self._breaches.append(f"{title}: handed out again after it was confirmed as {end.outcome}")
         if not entity.has_sessions:
             self._judge_locks(title, entity, copy)
-        if copy.dead_receipts and not any(each.outcome == "dead-letter" for each in copy.settlements.values()):
-            self._breaches.append(f"{title}: in the dead-letter queue though nobody put it there")
-        if endings and endings[0].outcome == "dead-letter" and not copy.dead_receipts:
+        if endings and endings[0].outcome == "dead-letter" and not self._dead[name, copy.id]:
             self._breaches.append(f"{title}: confirmed as dead-lettered, not in the dead-letter queue")
 
     def _judge_locks(self, title: str, entity: Entity, copy: Copy) -> None:
@@ -331,8 +333,10 @@ class Judge:
                 may_be_twice = True
             else:
                 may_be_twice = self.in_outage(call.began, call.ended)
-                if not any(self._may_have_ended(copy) for copy in found):
+                if not self._dead[at] and not any(self._may_have_ended(copy) for copy in found):
                     self._breaches.append(f"{at[0]} {at[1]}: accepted and lost, {len(found)} copies were received")
+            if self._dead[at] > sum(copy.was_asked("dead-letter") for copy in found):
+                self._breaches.append(f"{at[0]} {at[1]}: in the dead-letter queue though nobody put it there")
             if len(found) > 1:
                 self._counts["there twice"] += 1
                 if self._entities[at[0]].detects_duplicates or not may_be_twice:
@@ -340,7 +344,7 @@ class Judge:
 
     def _may_have_ended(self, copy: Copy) -> bool:
         """A confirmed end; or one that was asked for and not refused for sure."""
-        return copy.dead_receipts > 0 or any(
+        return any(
             each.is_confirmed or each.ended is None or self.in_outage(each.asked, each.ended)
             for each in copy.settlements.values()
             if each.outcome in ENDINGS
