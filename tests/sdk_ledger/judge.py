@@ -38,7 +38,7 @@ from tests.crash_ledger.books import Order
 
 Line = Mapping[str, Any]
 LONG_CALL_S = 10.0
-ROUNDING_S = 0.05  # of the two times that are compared for one lock
+CLOCK_S = 0.5  # ends of locks are told in wall time, from which a partition's clock may differ for a time
 ENDINGS = ("complete", "dead-letter")
 
 
@@ -84,7 +84,8 @@ class Call:
 @dataclass
 class Settlement:
     outcome: str
-    until: float  # the end of the lock that it was asked with
+    token: str
+    until: float  # the end of the lock
     asked: float
     ended: float | None = None
     error: str = ""
@@ -233,7 +234,7 @@ class Judge:
             self._breaches.append(f"{name}: has the number of {copy.id}")
         copy.receipts.append((line["at"], line["until"], token))
         if entity in self._order:
-            if line["until"] < self._session_until.get((entity, line["session"]), 0.0) - ROUNDING_S:
+            if line["until"] < self._session_until.get((entity, line["session"]), 0.0) - CLOCK_S:
                 self._late.add(token)
                 self._counts["late"] += 1
             else:
@@ -244,7 +245,7 @@ class Judge:
             return
         copy = self._copies[line["entity"], line["number"]]
         until = next(until for _, until, token in reversed(copy.receipts) if token == line["token"])
-        copy.settlements[line["token"]] = Settlement(line["outcome"], until, line["at"])
+        copy.settlements[line["token"]] = Settlement(line["outcome"], line["token"], until, line["at"])
         if self._ends_in_order(line):
             self._order[line["entity"]].completing(_key(copy.session, copy.id))
 
@@ -300,8 +301,8 @@ class Judge:
         if endings:
             end = endings[0]
             assert end.ended is not None
-            for when, until, _ in copy.receipts:
-                if when > end.ended and until > end.until + ROUNDING_S:
+            for when, until, token in copy.receipts:
+                if when > end.ended and until >= end.until and token != end.token:
                     self._breaches.append(f"{title}: handed out again after it was confirmed as {end.outcome}")
         if not entity.has_sessions:
             self._judge_locks(title, entity, copy)
@@ -317,7 +318,7 @@ class Judge:
             if later == token:
                 self._breaches.append(f"{title}: delivered twice with one lock")
             elif (
-                handed_out < ends - ROUNDING_S
+                handed_out < ends - CLOCK_S
                 and not (settlement is not None and settlement.asked <= when)
                 and not self.in_outage(ends - entity.lock_s, when, frees=True)
             ):

@@ -115,11 +115,12 @@ class Program:
         """Raises TimeoutError, also when the program has ended before."""
         until = time.monotonic() + timeout_s
         while not condition():
-            if time.monotonic() > until or self.process.poll() is not None:
-                ended = "" if self.process.poll() is None else f", the program ended with {self.process.returncode}"
-                raise TimeoutError(f"not in {timeout_s:.0f} s: {what}{ended}\n{self._errors.read_text()[-4000:]}")
+            is_last = time.monotonic() > until or self.process.poll() is not None
             time.sleep(0.02)
             self.read()
+            if is_last and not condition():
+                ended = "" if self.process.poll() is None else f", the program ended with {self.process.returncode}"
+                raise TimeoutError(f"not in {timeout_s:.0f} s: {what}{ended}\n{self._errors.read_text()[-4000:]}")
 
     def has_said(self, what: str) -> Callable[[], bool]:
         return lambda: any(line["what"] == what for line in reversed(self.lines))
@@ -186,7 +187,7 @@ def run(
             program.wait("each outcome was confirmed on each entity", program.has_done_all)
             program.command("end sending")
             program.wait("all sends are answered", program.has_said("sending ended"))
-            program.wait("the queues are empty", lambda: has_no(broker, "active_messages") and program.is_quiet())
+            program.wait("the queues are empty", lambda: program.is_quiet() and has_no(broker, "active_messages"))
             program.command("end")
             program.wait("the program has ended", program.has_said("ended"))
         eventually(lambda: has_no(broker, "messages"), "the broker counts no message")
