@@ -147,7 +147,7 @@ class Program:
     def kill(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait()
+        self.process.communicate()  # closes its input
 
 
 @contextmanager
