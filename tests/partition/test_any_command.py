@@ -377,7 +377,7 @@ class World:
         host: Any = SimpleNamespace(
             gateway=SimpleNamespace(
                 metrics=SimpleNamespace(entity=lambda _: EntityMetrics()),
-                router=SimpleNamespace(request=request, any_of=min),
+                router=SimpleNamespace(request=request, any_of=min, worker=lambda _: WORKER),
                 settings=SimpleNamespace(
                     amqp=SimpleNamespace(max_message_size_bytes=1 << 20),
                     delivery=SimpleNamespace(receive_active_by_number=self.starts % 2 > 0),
@@ -387,7 +387,9 @@ class World:
             ),
             rights=SimpleNamespace(require=lambda *_: None),
             post_gathered=lambda: None,
-            sessions={(SESSIONS, "a"): SimpleNamespace(channel=1, link=SimpleNamespace(name="link"))},
+            sessions={
+                (SESSIONS, "a"): SimpleNamespace(channel=1, is_exclusive=True, link=SimpleNamespace(name="link"))
+            },
             tracked=lambda text, *_: text,
         )
         link: Any = SimpleNamespace(closed=False)
@@ -401,6 +403,7 @@ class World:
         return answers[0] if answers else None
 
 
+WORKER = SimpleNamespace(is_usable=True, tells_lock_ends=True)
 QUEUE_IDS = [queue_id_of(entity_id, part) for entity_id in (*ENTITIES, 99) for part in QueuePart]
 
 
