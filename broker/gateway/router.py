@@ -6,8 +6,8 @@ commit there. So many that they keep a worker busy leave at once, so that gatewa
 same time.
 
 A channel is one link on one partition; it takes the answers to its commands in their order. When a worker is lost, its
-channels are told, and they are told again when it is back. What begins meanwhile may wait for it
-(`broker.gateway.waiting_room`).
+channels are told, and they are told again when it is back. What begins meanwhile may wait for it, and so may what was
+under way and may be done twice (`broker.gateway.waiting_room`).
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgpack
 
@@ -25,7 +25,7 @@ from broker.errors import BY_NAME, BrokerError, InternalError, OutcomeUnknown, S
 from broker.gateway.idle_loop import IdleLoop
 from broker.gateway.owner import Owner
 from broker.gateway.send_marks import SendMarks
-from broker.gateway.waiting_room import Bounds, Waiting, WaitingRoom
+from broker.gateway.waiting_room import REPEATED, Bounds, Waiting, WaitingRoom
 from broker.logging import get_logger
 from broker.metrics import GatewayMetrics
 from broker.runs import Part
@@ -118,6 +118,15 @@ def error_named(name: str, text: str) -> BrokerError:
     return BY_NAME.get(name, InternalError)(text)
 
 
+class _Asked(NamedTuple):
+    """A request under way. `again`: to be asked again if the worker dies; None for one that must not be done twice."""
+
+    reply: Reply
+    owner: Owner | None
+    again: Request | None = None
+    asker: object = None
+
+
 class Run:
     """Consecutive settlements with the same outcome on one queue."""
 
@@ -162,7 +171,7 @@ class WorkerConnection:
         self.tells_lock_ends = False  # of peeked messages
         self.run: Run | None = None  # settlements that are not among the commands yet
         self.channels: dict[int, Channel] = {}
-        self._requests: dict[int, tuple[Reply, Owner | None]] = {}
+        self._requests: dict[int, _Asked] = {}
         self.connected = asyncio.Event()
         self._waiting = WaitingRoom(router.waiting_bounds)
         self._closes_room: asyncio.TimerHandle | None = None  # when what waits is refused
@@ -269,7 +278,9 @@ class WorkerConnection:
         self._router.on_caught_up()
 
     def lost(self) -> None:
-        """Nothing more comes. Tell the channels, and answer requests that the outcome is unknown."""
+        """Nothing more comes. Tell the channels. Requests wait for the worker if they may be done twice; else they are
+        answered that the outcome is unknown.
+        """
         self._lost.set()
         was_stalled, self._awaits, self.is_stalled = self.is_stalled, False, False
         if not self.connected.is_set():
@@ -282,9 +293,10 @@ class WorkerConnection:
         if self.outlives_worker and not was_stalled and self._router.waiting_bounds.seconds > 0:
             self._await_restart()
         requests, self._requests = self._requests, {}
-        for reply, owner in requests.values():
-            # Each gets its own: it may be raised, and then refers to the calls that it passes.
-            self._answer(reply, owner, None, OutcomeUnknown(error_texts.OUTCOME_UNKNOWN))
+        for reply, owner, again, asker in requests.values():
+            if again is None or not self._let_wait(again, reply, owner, asker):
+                # Each gets its own: it may be raised, and then refers to the calls that it passes.
+                self._answer(reply, owner, None, OutcomeUnknown(error_texts.OUTCOME_UNKNOWN))
         self._tell_all(lambda channel: channel.on_worker_lost())
 
     # -- what waits until the worker is back
@@ -296,7 +308,7 @@ class WorkerConnection:
 
     def wait(self, waiting: Waiting) -> bool:
         """Begin this, which could not be posted, as soon as the worker is back. False if it is to be refused."""
-        return self.is_awaited and self._waiting.enter(waiting, asyncio.get_running_loop().time())
+        return self._waiting.enter(waiting, asyncio.get_running_loop().time())
 
     def drop_waiting(self, asker: object) -> None:
         """This link or connection is gone: nothing that waits is done for it."""
@@ -428,17 +440,20 @@ class WorkerConnection:
     ) -> None:
         """`reply` gets ServerBusy if the request was not sent, OutcomeUnknown if the worker ended before its answer.
 
-        `waits`: until the worker is back, if it is away. `asker`: the link that asks, with which such a request goes.
+        `waits`: until the worker is back, if it is away, or dies before it answers a request that may be done twice.
+        `asker`: the link that asks, with which such a request goes.
         """
         number = self._router.next_number()
         if self.is_stalled:
             self._answer(reply, owner, None, ServerBusy(error_texts.partition_away(partition)))
         elif self.post(command := wire.request(partition, number, name, queue, list(arguments))):
-            self._requests[number] = reply, owner
-        elif not (waits and self.is_awaited and self._let_wait(command, reply, owner, asker)):
+            self._requests[number] = _Asked(reply, owner, command if waits and name in REPEATED else None, asker)
+        elif not (waits and self._let_wait(command, reply, owner, asker)):
             reply(None, ServerBusy(error_texts.partition_away(partition)))
 
     def _let_wait(self, command: Request, reply: Reply, owner: Owner | None, asker: object) -> bool:
+        if not self.is_awaited:
+            return False
         partition, name, queue, arguments = command.partition, command.name, command.queue, command.arguments
         again = partial(self._router.request, partition, name, queue, arguments, reply, owner, asker=asker)
         askers = tuple(each for each in (owner, reply if asker is None else asker) if each is not None)
@@ -460,7 +475,7 @@ class WorkerConnection:
             return True
         number, marks = self._router.next_number(), self._router.marks(partition)
         marked = wire.mark(partition, 0, marks.sender, mark, 1, marks.below) if self.knows_marks else None
-        self._requests[number] = reply, None
+        self._requests[number] = _Asked(reply, None)
         return self.post(wire.restore_as_request(partition, queue, entries, number, marked))
 
     def send(self) -> None:
@@ -514,10 +529,10 @@ class WorkerConnection:
                                 channel.connection.fail(error)
                 case wire.Reply():
                     if (request := self._requests.pop(message.number, None)) is not None:
-                        self._answer(*request, message.result, None)
+                        self._answer(request.reply, request.owner, message.result, None)
                 case Failed():
                     if (request := self._requests.pop(message.number, None)) is not None:
-                        self._answer(*request, None, error_named(message.error, message.text))
+                        self._answer(request.reply, request.owner, None, error_named(message.error, message.text))
                 case Hello():
                     self._greeted(wire.greeting(message))
                 case Catalog():
@@ -723,8 +738,9 @@ class Router:
         """Ask a partition; `reply` is called with the result, or with the error.
 
         `owner` is the connection of the client that asks, or None if the gateway itself asks. `waits`: if the worker is
-        being restarted, the request begins when that is done; not if the client's connection has ended by then, nor if
-        `asker`, the client's link, has.
+        being restarted, the request begins when that is done, and one that may be done twice is asked again if the
+        worker dies before it answers; not if the client's connection has ended by then, nor if `asker`, the client's
+        link, has.
         """
         self.worker(partition).request(partition, name, queue, arguments, reply, owner, waits, asker)
 

@@ -1,4 +1,4 @@
-"""What begins while a worker is away, and waits until it is back: operations that no worker has got yet.
+"""What waits until a worker is back: operations that no worker has got yet, and those that may be done twice.
 
 The supervisor has a worker back in about a second, and SDKs wait for up to ten seconds after an answer that the broker
 is busy. So for a stated time after a worker was lost, operations wait for it, in the order in which they came. How many
@@ -7,9 +7,30 @@ and how large they may be is bounded. If the worker is not back in time, they ar
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from broker.errors import BrokerError
 from broker.gateway.owner import Owner
+
+# Requests that a worker may have done when it died, and that the next one is asked again: those that only read, and
+# renewals, because the worker's locks have ended with it. Any other may have changed what it must not change twice.
+REPEATED: Final = frozenset(
+    (
+        "renew-locks",
+        "renew-session-lock",
+        "peek",
+        "peek-session",
+        "get-session-state",
+        "get-message-sessions",
+        "page-message-sessions",
+        "message-sessions-behind",
+        "get-rule",
+        "enumerate-rules",
+        "counts",
+        "accessed",
+        "filter-counts",
+    )
+)
 
 
 @dataclass(frozen=True)

@@ -97,3 +97,29 @@ async def test_a_link_that_ends_before_its_queue_is_there_releases_it_behind() -
     assert (await scene.asked())[1] == ["release", change[-1]]
     scene.home.say(wire.reply(number, {}))
     assert scene.client.transport.ended is False
+
+
+async def test_a_link_whose_queue_is_perhaps_made_when_the_home_dies_asks_the_next_home() -> None:
+    scene = Scene()
+    scene.attach(0)
+    _, change = await scene.asked()
+    scene.home.lose()
+    assert scene.client.frames() == []
+    scene.home = Worker(scene.home.connection)
+    number, again = await scene.asked()
+    assert again == change
+    document = Definition(ENTITY_ID, QueueDescription(**change[2]), 0, 0, (0,), temporary=True).document()
+    scene.home.say(wire.changed(2, [["put", document, None]]), wire.reply(number, document))
+    assert [frame.code for frame in scene.client.frames()] == [ATTACH]
+
+
+async def test_a_link_that_has_ended_when_the_home_dies_asks_for_nothing_again() -> None:
+    """Else the entity would be held for nobody."""
+    scene = Scene()
+    scene.attach(0)
+    await scene.asked()
+    scene.client.say(DETACH, UInt(0), True)
+    scene.home.lose()
+    scene.home = Worker(scene.home.connection)
+    await asyncio.sleep(0.02)
+    assert not [each for each in await scene.home.commands() if each[0] == Op.REQUEST]

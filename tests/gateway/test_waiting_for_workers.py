@@ -4,14 +4,16 @@ at all."""
 import asyncio
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from broker.gateway.links.receivers import OPEN_BYTES
-from broker.gateway.waiting_room import Bounds
+from broker.gateway.waiting_room import REPEATED, Bounds
 from broker.namespace.fragments import fragment_of
+from broker.partition import requests
 from broker.wire import Op
-from protocol.codec import Described, Int, Long, Symbol, UByte, UInt, ULong, encode
+from protocol.codec import Array, Described, Int, Long, Symbol, Timestamp, UByte, UInt, ULong, encode
 from tests.end_to_end.raw_peer import (
     ACCEPTED,
     ATTACH,
@@ -32,13 +34,34 @@ BUSY = "com.microsoft:server-busy"
 NAMED = {Symbol("com.microsoft:session-filter"): "s"}
 NEXT = {Symbol("com.microsoft:session-filter"): None}
 SENDS = (Op.SEND, Op.SEND_BATCH)
-PEEK = b"".join(
-    encode(Described(ULong(code), section))
-    for code, section in (
+TIMEOUT = "com.microsoft:timeout"
+SESSION_LOST = "com.microsoft:session-lock-lost"
+
+
+def asking(operation: str, body: Any) -> bytes:
+    sections = (
         (0x73, ["1", None, None, None, "here"]),
-        (0x74, {"operation": "com.microsoft:peek-message"}),
-        (0x77, {"from-sequence-number": Long(0), "message-count": Int(1)}),
+        (0x74, {"operation": f"com.microsoft:{operation}"}),
+        (0x77, body),
     )
+    return b"".join(encode(Described(ULong(code), section)) for code, section in sections)
+
+
+PEEK = asking("peek-message", {"from-sequence-number": Long(0), "message-count": Int(1)})
+RENEW = asking("renew-lock", {"lock-tokens": Array(UUID, (UUID(int=1),))})
+GET_STATE = asking("get-session-state", {"session-id": "s"})
+SET_STATE = asking("set-session-state", {"session-id": "s", "session-state": b"state"})
+CANCEL = asking("cancel-scheduled-message", {"sequence-numbers": Array(Long, (Long(1),))})
+SCHEDULE = asking(
+    "schedule-message",
+    {
+        "messages": [
+            {
+                "message-id": "id",
+                "message": message(b"m", annotations={Symbol("x-opt-scheduled-enqueue-time"): Timestamp(1 << 42)}),
+            }
+        ]
+    },
 )
 
 
@@ -69,11 +92,27 @@ class Scene:
         self.client.frames()
         return handle
 
-    def session_receiver(self, filters: Any) -> None:
+    def session_receiver(self, filters: Any, wait_ms: int | None = None) -> int:
         client, handle = self.client, self.client.next_handle
         client.next_handle += 1
         ends = source("orders", filters=filters), target("here")
-        client.say(ATTACH, f"link-{handle}", UInt(handle), True, UByte(0), UByte(0), *ends)
+        fields: list[Any] = [f"link-{handle}", UInt(handle), True, UByte(0), UByte(0), *ends]
+        if wait_ms is not None:
+            fields += [None] * 6 + [{Symbol("com.microsoft:timeout"): UInt(wait_ms)}]
+        client.say(ATTACH, *fields)
+        return handle
+
+    def ends(self) -> list[Any]:
+        """`ATTACH` for each session that a link got, the condition for each link that was detached."""
+        frames = [frame for frame in self.client.frames() if frame.code in (ATTACH, DETACH)]
+        ends = [ATTACH if frame.code == ATTACH else error_of(frame)[0] for frame in frames]
+        # A link that is refused is attached without a source, and detached.
+        refused = {frame.fields[1] for frame in frames if frame.code == ATTACH and frame.fields[5] is None}
+        return [
+            each
+            for frame, each in zip(frames, ends, strict=True)
+            if frame.code != ATTACH or frame.fields[1] not in refused
+        ]
 
     def lose(self, *numbers: int) -> None:
         for number in numbers or range(len(self.workers)):
@@ -373,3 +412,173 @@ async def test_a_request_over_http_that_is_given_up_is_not_done(tmp_path: Path) 
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     assert scene.nothing_waits()
+
+
+# -- under way when the worker dies
+
+
+@pytest.mark.parametrize("payload", [PEEK, RENEW, GET_STATE], ids=["peek", "renew", "get-state"])
+async def test_a_request_that_changes_nothing_twice_is_asked_again(tmp_path: Path, payload: bytes) -> None:
+    scene = Scene(tmp_path)
+    requester = scene.requester()
+    scene.client.transfer(requester, payload)
+    [first] = await scene.commands(Op.REQUEST)
+    scene.lose()
+    assert not any(frame.code == TRANSFER for frame in scene.client.frames())
+    scene.back()
+    [again] = await scene.commands(Op.REQUEST)
+    assert again[3:] == first[3:]
+    scene.workers[0].say([Op.FAILED, again[2], "LockLost", "It is lost."])
+    [response] = [frame for frame in scene.client.frames() if frame.code == TRANSFER]
+    assert b"It is lost." in response.payload
+    assert scene.nothing_waits()
+
+
+@pytest.mark.parametrize("payload", [SET_STATE, SCHEDULE, CANCEL], ids=["set-state", "schedule", "cancel"])
+async def test_a_request_that_might_be_done_twice_is_not_asked_again(tmp_path: Path, payload: bytes) -> None:
+    scene = Scene(tmp_path)
+    requester = scene.requester()
+    scene.client.transfer(requester, payload)
+    assert len(await scene.commands(Op.REQUEST)) == 1
+    scene.lose()
+    [response] = [frame for frame in scene.client.frames() if frame.code == TRANSFER]
+    assert TIMEOUT.encode() in response.payload
+    scene.back()
+    assert await scene.commands(Op.REQUEST) == []
+
+
+async def test_what_was_under_way_comes_before_what_began_later(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    requester = scene.requester()
+    scene.client.transfer(requester, PEEK)
+    assert len(await scene.commands(Op.REQUEST)) == 1
+    scene.lose()
+    scene.client.transfer(requester, CANCEL)
+    scene.back()
+    assert [each[3] for each in await scene.commands(Op.REQUEST)] == ["peek", "cancel-scheduled"]
+
+
+async def test_what_was_under_way_is_told_when_it_may_not_wait(tmp_path: Path) -> None:
+    """Because there is no room, or because the worker has hung before."""
+    scene = Scene(tmp_path, bounds=Bounds(3, 1, 1 << 20))
+    requester = scene.requester()
+    for _ in range(2):
+        scene.client.transfer(requester, PEEK)
+    assert len(await scene.commands(Op.REQUEST)) == 2
+    scene.lose()
+    [response] = [frame for frame in scene.client.frames() if frame.code == TRANSFER]
+    assert TIMEOUT.encode() in response.payload
+    scene.back()
+    assert len(await scene.commands(Op.REQUEST)) == 1
+    [connection] = scene.gateway.router.workers
+    connection._stall()
+    scene.lose()
+    [response] = [frame for frame in scene.client.frames() if frame.code == TRANSFER]
+    assert TIMEOUT.encode() in response.payload
+
+
+async def test_what_was_under_way_and_is_not_done_in_time_is_refused(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    requester = scene.requester()
+    scene.client.transfer(requester, PEEK)
+    scene.lose()
+    scene.is_over()
+    [response] = [frame for frame in scene.client.frames() if frame.code == TRANSFER]
+    assert BUSY.encode() in response.payload
+
+
+def test_each_request_that_is_asked_again_is_one_of_the_partitions() -> None:
+    assert REPEATED < {*requests._OF_QUEUE, *requests._OF_PARTITION}
+
+
+@pytest.mark.parametrize("filters", [NAMED, NEXT], ids=["named", "next"])
+async def test_who_waits_for_a_session_when_the_worker_dies_asks_the_next_one(tmp_path: Path, filters: Any) -> None:
+    scene = Scene(tmp_path, requires_session=True)
+    scene.session_receiver(filters, wait_ms=60_000)
+    [first] = await scene.commands(Op.OPEN_RECEIVER)
+    assert first[5][1] == 60_000
+    scene.lose()
+    assert scene.ends() == []
+    await asyncio.sleep(0.002)
+    scene.back()
+    [opened] = await scene.commands(Op.OPEN_RECEIVER)
+    assert opened[5][0] == first[5][0]
+    assert 0 < opened[5][1] < 60_000  # what is left of the client's time
+    scene.workers[0].say([Op.OPENED, opened[2], "s", 1])
+    assert scene.ends() == [ATTACH]
+    scene.lose()
+    assert scene.ends() == [SESSION_LOST]
+
+
+async def test_who_waits_for_a_session_no_longer_is_told_so_by_the_next_worker(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, requires_session=True)
+    scene.session_receiver(NEXT, wait_ms=1)
+    scene.lose()
+    await asyncio.sleep(0.002)
+    scene.back()
+    [opened] = await scene.commands(Op.OPEN_RECEIVER)
+    assert opened[5] == [None, 0]
+
+
+async def test_who_waits_for_a_session_is_refused_when_the_time_is_over(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, requires_session=True)
+    scene.session_receiver(NAMED)
+    scene.lose()
+    scene.is_over()
+    assert scene.ends() == [BUSY]
+    scene.back()
+    assert await scene.commands(Op.OPEN_RECEIVER) == []
+
+
+async def test_who_waits_for_a_session_of_a_worker_that_hung_is_refused(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, requires_session=True)
+    scene.session_receiver(NAMED)
+    [connection] = scene.gateway.router.workers
+    connection._stall()
+    scene.lose()
+    assert scene.ends() == [BUSY]
+
+
+async def test_who_waits_for_a_session_and_has_gone_asks_nobody(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, requires_session=True)
+    handle = scene.session_receiver(NAMED)
+    scene.lose()
+    scene.client.say(DETACH, UInt(handle), True)
+    assert scene.nothing_waits()
+    scene.back()
+    assert await scene.commands(Op.OPEN_RECEIVER) == []
+
+
+async def test_the_next_session_is_awaited_on_the_fragments_that_are_lost_as_well(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, workers=2, requires_session=True)
+    scene.session_receiver(NEXT, wait_ms=60_000)
+    asked = [await scene.commands(Op.OPEN_RECEIVER, number=number) for number in range(2)]
+    first = next(number for number, commands in enumerate(asked) if commands)
+    scene.workers[first].say([Op.CLOSED, asked[first][0][2], "OperationTimeout", "none"])
+    for number in range(2):  # it waits on both
+        [opened] = await scene.commands(Op.OPEN_RECEIVER, number=number)
+        assert opened[5][1] > 0
+    scene.lose(0, 1)
+    assert scene.ends() == []
+    scene.back(1)
+    [opened] = await scene.commands(Op.OPEN_RECEIVER, number=1)
+    scene.workers[1].say([Op.OPENED, opened[2], "s", 1])
+    assert scene.ends() == [ATTACH]
+    scene.back(0)
+    assert await scene.commands(Op.OPEN_RECEIVER, number=0) == []  # nor does one wait there
+
+
+async def test_the_first_fragment_that_is_asked_for_the_next_session_may_be_lost(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, workers=2, requires_session=True)
+    scene.session_receiver(NEXT, wait_ms=60_000)
+    asked = [await scene.commands(Op.OPEN_RECEIVER, number=number) for number in range(2)]
+    first = next(number for number, commands in enumerate(asked) if commands)
+    scene.lose(first)
+    [other] = await scene.commands(Op.OPEN_RECEIVER, number=1 - first)
+    scene.workers[1 - first].say([Op.CLOSED, other[2], "OperationTimeout", "none"])
+    assert scene.ends() == []
+    scene.back(first)
+    [opened] = await scene.commands(Op.OPEN_RECEIVER, number=first)
+    assert opened[5][1] > 0
+    scene.workers[first].say([Op.OPENED, opened[2], "s", 1])
+    assert scene.ends() == [ATTACH]

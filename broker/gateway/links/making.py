@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from broker.catalog.catalog import HOME
-from broker.errors import BrokerError, ServerBusy
+from broker.errors import BrokerError, OutcomeUnknown, ServerBusy
 from broker.gateway.host import Host
 from broker.gateway.namespace import Entity
 from broker.gateway.router import CHANGE_CATALOG
@@ -22,19 +22,28 @@ class LinkInMaking:
         """`path` is that of the entity with these properties. It is temporary if the host's `holding` has the link."""
         self._host = host
         self._link = link
-        self._change: Sequence[Any] | None = ["provide", kind, fields, None, host.holding.number(link)]
+        self._change: Sequence[Any] = ["provide", kind, fields, None, host.holding.number(link)]
+        self._is_due = True
         self._path = path
         self._bind = bind
         host.active[self] = None
 
     def post(self) -> None:
         """Ask for it, once: at the end of the turn, so that the link is bound to this object when the answer comes."""
-        change, self._change = self._change, None
-        if change is not None and not self._link.closed:
-            self._host.gateway.router.request(HOME, CHANGE_CATALOG, 0, change, self._answered, self._host, asker=self)
+        is_due, self._is_due = self._is_due, False
+        if is_due and not self._link.closed:
+            self._ask()
+
+    def _ask(self) -> None:
+        router = self._host.gateway.router
+        router.request(HOME, CHANGE_CATALOG, 0, self._change, self._answered, self._host, asker=self)
 
     def _answered(self, document: Any, error: BrokerError | None) -> None:
-        if self._link.context is self and not self._link.closed:
+        if self._link.context is not self or self._link.closed:
+            return
+        if isinstance(error, OutcomeUnknown) and self._host.gateway.router.worker(HOME).is_awaited:
+            self._ask()  # if it was made, it is found
+        else:
             self._host.bind_made(self._link, lambda: self._made(error))
 
     def _made(self, error: BrokerError | None) -> Any:

@@ -1,5 +1,7 @@
 """Links on which clients receive one session: the attach is answered when the link has the session."""
 
+import math
+import time
 from collections.abc import Iterable, Sequence
 from uuid import UUID, uuid4
 
@@ -34,6 +36,9 @@ FIRST_ANSWER_S = 0.2
 class SessionReceiver(ClientReceiver):
     """A receiver of a named session, or of the next one. Its attach is answered when it has got the session.
 
+    If the worker dies before, the next one is asked for what is left of the client's time: an answer that was lost gave
+    it a lock that has ended with the worker.
+
     When the lock ends, the partition closes the receiver at once. The client is told by the detach of the link. This
     happens at once if the client holds messages, whose locks are lost, or does not wait; else LOST_QUIETLY_S later.
 
@@ -55,6 +60,7 @@ class SessionReceiver(ClientReceiver):
     ) -> None:
         """`filters` are the others that are in place."""
         self._request = request
+        self._until = time.monotonic() + request.wait_ms / 1000  # that a session is waited for
         self._filters = filters
         self._lost: BrokerError | None = None  # the lock has ended and the client is not told yet
         self.is_exclusive = request.is_exclusive
@@ -75,7 +81,7 @@ class SessionReceiver(ClientReceiver):
         """A receiver that waited is being opened; any other has ended with the worker."""
 
     def _open(self, channel: ReceiverChannel) -> None:
-        self._open_for(channel, self._request.session_id, self._request.wait_ms)
+        self._open_for(channel, self._request.session_id, self._wait_ms)
 
     def _open_for(self, channel: ReceiverChannel, session_id: str | None, wait_ms: int) -> None:
         lock = () if self._token is None else (self._token.bytes, self._request.lock_token is not None)
@@ -142,6 +148,11 @@ class SessionReceiver(ClientReceiver):
             self.link.settle_sent(tokens, STATE_OF[outcome])
             self.ask()
 
+    @property
+    def _wait_ms(self) -> int:
+        """What is left of the client's time."""
+        return max(0, math.ceil((self._until - time.monotonic()) * 1000))
+
     def _as_clients_know_it(self, error: BrokerError) -> BrokerError:
         if isinstance(error, SessionCannotBeLocked):
             return SessionCannotBeLocked(error_texts.session_cannot_be_locked(self._request.session_id or ""))
@@ -150,8 +161,11 @@ class SessionReceiver(ClientReceiver):
         return error
 
     def on_worker_lost(self, channel: ReceiverChannel) -> None:
-        """The lock ended with the worker. A client that waited for a session may try again."""
-        self._lose()
+        """The lock ended with the worker. Who has none yet asks the next one, or is told that it cannot."""
+        if self.session_id is None:
+            self._open(channel)
+        else:
+            self._lose()
 
     def answer_unposted(self, channel: ReceiverChannel) -> None:
         channel.answer_all(SessionLockLost(error_texts.SESSION_LOCK_LOST))
@@ -205,7 +219,7 @@ class NextSessionReceiver(SessionReceiver):
 
     def _open(self, channel: ReceiverChannel) -> None:
         waits = self._asks_all and channel is not self._first
-        self._open_for(channel, None, self._request.wait_ms if waits else 0)
+        self._open_for(channel, None, self._wait_ms if waits else 0)
 
     def on_opened(self, channel: ReceiverChannel, session_id: str, locked_until_ms: int) -> None:
         if self.session_id is not None:
@@ -224,6 +238,11 @@ class NextSessionReceiver(SessionReceiver):
             super().on_closed(channel, error)
 
     def on_worker_lost(self, channel: ReceiverChannel) -> None:
+        if self.session_id is None and self._asks_all:
+            if channel is self._first:
+                self._first = None  # the next one may let it wait for a session
+            self._open(channel)
+            return
         channel.forget()
         if self.session_id is None:
             self._without(channel, ServerBusy(error_texts.SERVER_BUSY))
