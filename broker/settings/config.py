@@ -783,7 +783,7 @@ class Settings(Frozen):
         ge=1,
         le=1_000_000,
         description="Operations (a message, a request) that may wait in each gateway for each worker that is "
-        "restarted; others are refused as server-busy.",
+        "restarted, and changes of entities that may wait for all workers; others are refused as server-busy.",
     )
     worker_restart_wait_bytes: int = Field(
         32 * MIB,

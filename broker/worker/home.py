@@ -5,7 +5,8 @@ knows, commits it for all partitions of its own worker, and sends it to the othe
 followed, the gateways are told, and when these have followed, the client is answered: what was created can be used over
 any gateway, and what was changed holds everywhere. A gateway that does not answer is not waited for long.
 
-While a partition is not in service, changes are refused as busy. If one is lost after the home has committed, the
+While a partition is not in service, changes wait for it if its worker is probably being restarted
+(`broker.worker.held_changes`); else they are refused as busy. If one is lost after the home has committed, the
 change is answered all the same: a partition that comes back gets the home's catalog, and until then it refuses what is
 for entities that it has not heard of as busy.
 
@@ -23,7 +24,7 @@ for entities that it has not heard of as busy.
 """
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from broker import wire
@@ -36,6 +37,7 @@ from broker.namespace.rule_descriptions import DEFAULT_RULE
 from broker.partition.partition import Partition
 from broker.wire import Answer, Ask, Changed, Deleted, Keep, Rules
 from broker.worker.copies import Copies, warn_of_other_store
+from broker.worker.held_changes import Held, HeldChanges, HoldBounds
 from broker.worker.moves import Move, Moves
 from broker.worker.temporary import LAST_ID, Temporaries
 from broker.worker.unused import UnusedEntities
@@ -78,8 +80,12 @@ class Home(Generic[C]):
         stores: Mapping[int, Store],
         partition_count: int,
         limits: Limits,
+        hold_bounds: HoldBounds = HoldBounds(),  # noqa: B008 - it is immutable
+        now_ms: int = 0,
     ) -> None:
-        """`partitions` and `stores` are those of the home's worker, of so many in all."""
+        """`partitions` and `stores` are those of the home's worker, of so many in all. `hold_bounds` is of changes that
+        wait for other workers; by default, none does.
+        """
         self._copies = copies
         self._partition = partitions[HOME]
         self._store = stores[HOME]
@@ -88,6 +94,7 @@ class Home(Generic[C]):
         self.followers: dict[C, tuple[int, ...]] = {}  # and their partitions
         self._unused = UnusedEntities(copies, partitions, self.followers)
         self._moves: Moves[C] = Moves()
+        self._held: HeldChanges[C] = HeldChanges(hold_bounds, {*range(partition_count)} - {*partitions}, now_ms)
         self._temporaries: Temporaries[C] | None = None  # read from the store at the first look
         self._gateways: set[C] = set()  # those that follow
         self._under_way: deque[_UnderWay[C]] = deque()  # changes that workers have not all followed
@@ -137,11 +144,13 @@ class Home(Generic[C]):
         partitions = self.followers.pop(caller, ())
         if partitions:
             self._unused.left(caller, partitions)
+            self._held.lost(partitions, now_ms)
         if self._temporaries is not None:
             self._temporaries.left(caller)
         for move in self._moves.left(caller, partitions):
             self._give_up(move, now_ms)
         self._gateways.discard(caller)
+        self._held.drop(caller)
         for change in (*self._under_way, *self._told):
             change.awaited.discard(caller)
         self._finish(now_ms)
@@ -187,7 +196,9 @@ class Home(Generic[C]):
     # -- changes
 
     def change(self, caller: C, number: int, arguments: Sequence[Any], now_ms: int) -> Changed | Deleted | None:
-        """Make the change here. Returns what the followers are to get. Raises ServerBusy, and what `Changing` does."""
+        """Make the change here, or let it wait. Returns what the followers are to get. Raises ServerBusy, and what
+        `Changing` does.
+        """
         self._partition.begin_change(now_ms)
         if arguments[:1] == ["cancel-move"] and len(arguments) == 2:
             self._give_up(self._moves.end(arguments[1]), now_ms)
@@ -197,7 +208,11 @@ class Home(Generic[C]):
             self._of_clients().release(caller, arguments[1])
             self.done.append(Done(None, caller, number))
             return None
-        self._require_all(now_ms)
+        away = self._away()
+        may_wait = arguments[:1] != ["end-move"]  # the entity of a move that ends is frozen
+        if away and may_wait and self._held.awaits(away, now_ms) and self._held.hold(caller, number, arguments):
+            return None
+        self._require_all(away, now_ms)
         version = catalog_version(self._store) + 1
         news: Changed | Deleted
         result: Any = None
@@ -234,6 +249,14 @@ class Home(Generic[C]):
                 self._unused.used(change[1]["entity_id"] if change[0] == "put" else change[1])
         self._begin(Done(news, caller, number, result), now_ms)
         return news
+
+    def take_held(self, now_ms: int) -> Iterator[Held[C]]:
+        """Changes that have waited, and that are to be made now, or refused: to be called when a caller has joined, and
+        each second.
+        """
+        if not self._held or ((away := self._away()) and self._held.awaits(away, now_ms)):
+            return iter(())
+        return self._held.take()
 
     def _moved(self, move: Move[C]) -> list[list[Any]]:
         """The changes that make it so, the topic's before those of its subscriptions."""
@@ -328,10 +351,13 @@ class Home(Generic[C]):
                 self._give_up(move, now_ms)
             self._copies.align(now_ms)
 
-    def _require_all(self, now_ms: int) -> None:
-        """Raises ServerBusy, which names a partition that is not in service, or that does not follow."""
+    def _away(self) -> list[int]:
+        """The partitions that are not in service."""
         there = {*self._copies.in_service(), *(each for partitions in self.followers.values() for each in partitions)}
-        away = [each for each in range(self._partition_count) if each not in there]
+        return [each for each in range(self._partition_count) if each not in there]
+
+    def _require_all(self, away: Sequence[int], now_ms: int) -> None:
+        """Raises ServerBusy, which names a partition that is not in service, or that does not follow."""
         if away:
             raise ServerBusy(f"Partition {away[0]} is not in service, so entities cannot be changed. Please try again.")
         if self._under_way and (first := self._under_way[0]).since_ms + HANGS_MS < now_ms:

@@ -25,6 +25,7 @@ from broker.touched_partition import TouchedPartition, touched_file
 from broker.worker.clock import Clock
 from broker.worker.dialling import Dialler, TcpDialler, UnixDialler
 from broker.worker.heartbeats import Heartbeats
+from broker.worker.held_changes import HoldBounds
 from broker.worker.listening import TcpListener, UnixListener, WorkerListener
 from broker.worker.parked import ParkedPartition
 from broker.worker.worker import Worker
@@ -142,6 +143,11 @@ def run(instructions: Instructions, serve: Callable[[Worker], None], pulse: Sign
             settings.keep_case_of_names,
         ),
         heartbeats,
+        HoldBounds(
+            settings.worker_restart_wait_ms,
+            settings.worker_restart_wait_operations,
+            settings.worker_restart_wait_bytes,
+        ),
     )
     turns.checkpointer.start()
     if heartbeats is not None:

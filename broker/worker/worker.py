@@ -71,6 +71,7 @@ from broker.worker.commits import Commits, TurnLog
 from broker.worker.copies import Copies
 from broker.worker.dialling import Dialler
 from broker.worker.heartbeats import Heartbeats
+from broker.worker.held_changes import HoldBounds
 from broker.worker.home import Home
 from broker.worker.listening import WorkerListener
 from broker.worker.neighbours import Neighbours, Replies
@@ -158,11 +159,13 @@ class Worker:
         beat: Callable[[], None] = lambda: None,
         limits: Limits = DEFAULT_LIMITS,
         heartbeats: Heartbeats | None = None,
+        hold_bounds: HoldBounds = HoldBounds(),  # noqa: B008 - it is immutable
     ) -> None:
         """`dialler` connects to the other workers, `partition_count` is the number of all partitions.
 
         The partitions were created with the time of `clock`. `beat` is called each second, as long as turns are made.
-        `heartbeats` are those to other machines, if there are any.
+        `heartbeats` are those to other machines, if there are any. `hold_bounds` is of changes of entities that wait
+        for other workers.
         """
         self._number = number
         self._restarts = restarts
@@ -200,7 +203,8 @@ class Worker:
         self._copies = Copies(partitions, stores, self._touch)
         self._home: Home[Caller] | None = None
         if HOME in partitions:
-            self._home = Home(self._copies, partitions, stores, partition_count, limits)
+            home = Home(self._copies, partitions, stores, partition_count, limits, hold_bounds, self._now_ms)
+            self._home = home
         self._identity = os.urandom(16)
         self._neighbours = Neighbours(
             dialler(self._poll),
@@ -326,6 +330,7 @@ class Worker:
             if self._home is not None:
                 self._home.look(self._now_ms)
                 self._remove_orphans(self._home)
+                self._make_held_changes(self._home)
             if self._heartbeats is not None:
                 self._look_for_silence(self._heartbeats)
         self._read_clock(started)
@@ -939,6 +944,12 @@ class Worker:
     def _join(self, peer: Caller, message: Join) -> None:
         if self._home is not None:
             peer.answers.append(self._home.join(peer, message.partitions, message.entity_ids, self._now_ms))
+            self._make_held_changes(self._home)
+
+    def _make_held_changes(self, home: Home[Caller]) -> None:
+        """Those that have waited for other workers, if they need not wait any more."""
+        for held in home.take_held(self._now_ms):
+            self._request(held.caller, wire.request(HOME, held.number, "change-catalog", 0, [*held.arguments]))
 
     def _recognize(self, peer: Caller, message: Stores) -> None:
         if self._home is not None and (replaced := self._home.recognize(message.ids)):

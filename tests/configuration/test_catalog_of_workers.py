@@ -27,6 +27,7 @@ from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
 from broker.settings.config import Partitioning
 from broker.worker.copies import Copies
+from broker.worker.held_changes import HoldBounds
 from broker.worker.home import GATEWAYS_MS, HANGS_MS, Done, Home
 from storage.memory import MemoryStore
 from storage.queue_ids import queue_id_of
@@ -59,9 +60,10 @@ def by_name(document: dict[str, Any]) -> str:
 class Broker:
     """Workers as they are started, told of changes, and killed between the commits of two of their partitions."""
 
-    def __init__(self, partitioning: Partitioning | None = None) -> None:
+    def __init__(self, partitioning: Partitioning | None = None, hold_bounds: HoldBounds | None = None) -> None:
         self.partitioning = partitioning or Partitioning(max_entities=3)
         self.keeps_case = False
+        self.hold_bounds = hold_bounds or HoldBounds()
         self.stores = [MemoryStore() for _ in range(PARTITIONS)]
         reconcile(self.stores, ENTITIES, T0)
         self.partitions: dict[int, Partition] = {}
@@ -74,7 +76,7 @@ class Broker:
     def numbers(self, worker: int) -> range:
         return range(worker, PARTITIONS, WORKERS)
 
-    def start(self, worker: int) -> None:
+    def start(self, worker: int, *, connects: bool = True) -> None:
         for number in self.numbers(worker):
             self.stores[number].abort()
             self.partitions[number] = Partition(
@@ -88,15 +90,14 @@ class Broker:
         stores = dict(enumerate(self.stores))
         self.copies[worker] = copies = Copies(of_worker, stores, lambda partition: None)
         if worker == 0:
-            self.home = Home(
-                copies, of_worker, stores, PARTITIONS, Limits(self.partitioning, keeps_case=self.keeps_case)
-            )
+            limits = Limits(self.partitioning, keeps_case=self.keeps_case)
+            self.home = Home(copies, of_worker, stores, PARTITIONS, limits, self.hold_bounds, self.now_ms)
             copies.align(T0)
             self.commit(0, None)
         else:
             self.home.leave(worker, T0)
         for other in self.copies:  # who is connected to the home gets the catalog
-            if other != 0 and (worker in (0, other)):
+            if connects and other != 0 and (worker in (0, other)):
                 self.connect(other)
 
     def connect(self, worker: int) -> None:
