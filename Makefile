@@ -23,6 +23,7 @@
 #   make kill-drivers  kill the drivers of jobs that change data, which takes a minute of CPU
 #   make sdk-ledger  kill each process in turn under the .NET SDK's senders and processors; needs .NET    ARGS="--kills 50"
 #   make losing-a-worker  what clients of a partitioned queue notice when a worker is killed
+#   make waits     what users of each SDK wait when a process is killed, for docs/failures.md; takes 10 minutes at most  ARGS="--write"
 #   make capture-s3  captures in an object store: a server that speaks S3
 #   make image     the steps of the Dockerfiles in a clean Debian root; needs root and debootstrap
 #   make pipeline-pods  all jobs of deploy/kubernetes/pipeline in Spark's Kubernetes mode, with processes as pods
@@ -52,7 +53,7 @@ OF_BROKERS := $(addprefix tests/,end_to_end sessions forwarding operations clien
 unexport PYTHONDONTWRITEBYTECODE # else each process of the tests compiles all of them again
 
 .DEFAULT_GOAL := help
-.PHONY: help install spark spark-packages tools pipeline-demo serve test test-landing test-all test-changed test-one-process lint bench scaling model soak fuzz fuzz-native power-loss disk-full hostile-peers mutants split pairing-ledger drain kill-drivers sdk-ledger losing-a-worker capture-s3 pipeline-cluster pipeline-kills lock image pipeline-pods structure dead-code coverage clean
+.PHONY: help install spark spark-packages tools pipeline-demo serve test test-landing test-all test-changed test-one-process lint bench scaling model soak fuzz fuzz-native power-loss disk-full hostile-peers mutants split pairing-ledger drain kill-drivers sdk-ledger losing-a-worker waits capture-s3 pipeline-cluster pipeline-kills lock image pipeline-pods structure dead-code coverage clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -192,6 +193,10 @@ sdk-ledger: $(EXTENSION)
 
 losing-a-worker: $(EXTENSION)
 	$(BIN)/python -m tests.partitioned.losing_a_worker $(ARGS)
+
+# It installs the SDKs that are missing first, which takes longer.
+waits: $(EXTENSION)
+	$(BIN)/python -m tests.interop.waits $(ARGS)
 
 mutants: $(EXTENSION)
 	$(BIN)/python -m tests.mutants.run $(ARGS)

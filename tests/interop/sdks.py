@@ -100,7 +100,8 @@ def _javascript(directory: Path) -> None:
 
 
 def _go(directory: Path) -> None:
-    for name, source in (("program", HERE / "go"), ("outage", HERE / "go" / "outage"), ("first", DOCS / "go")):
+    programs = {name: HERE / "go" / name for name in ("outage", "waits")}
+    for name, source in {"program": HERE / "go", **programs, "first": DOCS / "go"}.items():
         _run("go", "build", "-o", directory / name, ".", cwd=source, GOFLAGS="-buildvcs=false -mod=readonly")
 
 
@@ -187,6 +188,15 @@ OUTAGES = {
     "javascript": _program("javascript", "node", Path("programs/outage.js")),
     "go": _program("go", Path("outage")),
     "java": _java_program("programs", "peeklock.Outage"),
+}
+
+# What users wait, by the name of the SDK in the table of `waits.py`.
+WAITS = {
+    "Python": _program("python-7.15.0", _VENV_PYTHON, HERE / "python" / "waits.py"),
+    "JavaScript": _program("javascript", "node", Path("programs/waits.js")),
+    "Go": _program("go", Path("waits")),
+    "Java": _java_program("programs", "peeklock.Waits"),
+    ".NET": _dotnet_program("waits"),
 }
 
 # Senders and receivers, by the version and whether they are of threads or of tasks.

@@ -19,6 +19,7 @@ from tests.brokers import REPOSITORY, Broker
 from tests.cluster.machines import Cluster
 from tests.end_to_end.health import is_ready, logged, worker_of
 from tests.end_to_end.raw_peer import Closed, RawPeer, message
+from tests.interop.waits import section
 from tests.own_disk import OwnDisk
 from tests.partitioned.operations import (
     ALL,
@@ -314,10 +315,11 @@ A broker with {PARTITIONS} partitions and {WORKERS} workers, of which one has a 
 `tests/partitioned/failure_table.py` has made the table; `tests/partitioned/test_failure_table.py` measures it again.
 
 - **killed**: the process dies. It is started again at once, and is back when its log is replayed. *Under way*: the
-  worker had got the operation, and nobody knows whether it was done (`timeout`). Only for messages without a key
-  the worker says it when it is back: they are stored once. After 8 s without it they go to another fragment. *Begun
-  while it is away*: the operation waits and is done when the worker is back. If that is not within
-  `worker_restart_wait_ms` (3 s), what waits is refused (`server-busy`), and what begins later is at once.
+  worker had got the operation, and nobody knows whether it was done (`timeout`). What may be done twice waits and is
+  done when the worker is back: to read, to renew, to wait for a session. For messages without a key the worker says
+  then what it has stored. After 8 s without it they go to another fragment. *Begun while it is away*: the operation
+  waits and is done when the worker is back, and so does a change of an entity, which needs all workers. If that is not
+  within `worker_restart_wait_ms` (3 s), what waits is refused (`server-busy`), and what begins later is at once.
 - **hung**: the process does nothing. Who begins before anyone notices waits. After T/3 + 1 s at most, operations for
   this worker are refused (`server-busy`). After T the supervisor replaces it.
 - **slow disk**: each sync of the worker takes long, and so does what needs this worker. `/readyz` was asked before,
@@ -349,12 +351,14 @@ def render(cells: Cells) -> str:
         before = operation.kind
         rows.append([entity, operation.title, *(cells[column][number] for column in TITLES)])
     table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
-    return f"{INTRODUCTION}\n{table}\n"
+    of_users = section(PAGE.read_text())  # which tests/interop/waits.py has measured
+    return f"{INTRODUCTION}\n{table}\n" + (f"\n{of_users}" if of_users else "")
 
 
 def documented() -> Cells:
     """What the page says."""
-    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("|")][2:]
+    page = PAGE.read_text()
+    lines = [line for line in page.removesuffix(section(page)).splitlines() if line.startswith("|")][2:]
     rows = [line.strip("|").split("|")[2:] for line in lines]
     return {column: [row[number].strip() for row in rows] for number, column in enumerate(TITLES)}
 

@@ -1,4 +1,5 @@
-// The scenarios of scenarios.py: `dotnet interop.dll azure|lite SCENARIO...`; and `ledger`, for tests/sdk_ledger.
+// The scenarios of scenarios.py: `dotnet interop.dll azure|lite SCENARIO...`; `ledger`, for tests/sdk_ledger; and `waits`,
+// for waits.py.
 using Peeklock.Interop;
 using Peeklock.Interop.Azure;
 using Peeklock.Interop.Lite;
@@ -14,6 +15,9 @@ switch (args[0])
     case "ledger":
         await LedgerProgram.Run(args[1..]);
         break;
+    case "waits":
+        await Waits.Run();
+        break;
     default:
-        throw new ArgumentException($"azure, lite or ledger, not {args[0]}");
+        throw new ArgumentException($"azure, lite, ledger or waits, not {args[0]}");
 }
