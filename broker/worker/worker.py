@@ -203,8 +203,9 @@ class Worker:
         self._copies = Copies(partitions, stores, self._touch)
         self._home: Home[Caller] | None = None
         if HOME in partitions:
-            home = Home(self._copies, partitions, stores, partition_count, limits, hold_bounds, self._now_ms)
-            self._home = home
+            self._home = Home(
+                self._copies, partitions, stores, partition_count, limits, hold_bounds, now_ms=self._now_ms
+            )
         self._identity = os.urandom(16)
         self._neighbours = Neighbours(
             dialler(self._poll),

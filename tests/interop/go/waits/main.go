@@ -69,6 +69,9 @@ func (u *user) one(receiver *azservicebus.Receiver) (*azservicebus.ReceivedMessa
 	if err != nil {
 		return nil, err
 	}
+	if len(found) == 0 {
+		return nil, errors.New("none") // after the loss of the connection
+	}
 	return found[0], nil
 }
 
