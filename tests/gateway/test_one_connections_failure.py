@@ -210,7 +210,7 @@ async def test_the_loss_and_the_return_of_the_worker(scene: Scene, method: str) 
 
 async def test_a_request_that_is_lost_with_the_worker(scene: Scene) -> None:
     scene.begin()
-    await scene.request("renew-lock", {"lock-tokens": [UUID(int=1)]})
+    await scene.request("set-session-state", {"session-id": "s", "session-state": b"state"})
     scene.bound(REQUESTS).fail = fail
     scene.worker.lose()
     scene.worker = Worker(scene.worker.connection)

@@ -81,17 +81,16 @@ const OPERATIONS = {
 
 async function run(operation, user, client) {
   const begin = () => OPERATIONS[operation](client, (call) => timed(operation, user, call), `waits-${operation}`, user);
-  await sleep((1000 * config.period_s * user) / config.users); // they are not all at the same point
+  const period = 1000 * config.period_s;
   let once = begin();
   for (;;) {
-    const began = Date.now();
+    await sleep(period - ((Date.now() - (user * period) / config.users) % period)); // each user has its own point in it
     try {
       await once.next();
     } catch (error) {
       console.error(`${operation}: ${error}`); // of what is not reported
       once = begin();
     }
-    await sleep(Math.max(0, began + 1000 * config.period_s - Date.now()));
   }
 }
 

@@ -38,16 +38,15 @@ class User:
         return None if error else (result,)
 
     def run(self) -> None:
-        time.sleep(self.number * PERIOD_S / USERS)  # they are not all at the same point
         once = getattr(self, self.operation)()
         while True:
-            began = time.time()
+            # Each user has its own point in the period.
+            time.sleep(PERIOD_S - (time.time() - self.number * PERIOD_S / USERS) % PERIOD_S)
             try:
                 next(once)
             except Exception as error:  # of what is not reported
                 print(f"{self.operation}: {error!r}", file=sys.stderr, flush=True)
                 once = getattr(self, self.operation)()
-            time.sleep(max(0.0, began + PERIOD_S - time.time()))
 
     # Each is a generator that does the operation once before each `yield`.
 

@@ -27,11 +27,11 @@ sealed class Waits(string operation, int number, ServiceBusClient client)
 
     async Task Repeat()
     {
-        await Task.Delay(Period * number / Config.GetProperty("users").GetInt32()); // they are not all at the same point
         var once = Begin();
+        var point = Period * number / Config.GetProperty("users").GetInt32(); // in the period: each user has its own
         while (true)
         {
-            var next = DateTime.UtcNow + Period;
+            await Task.Delay(new TimeSpan(Period.Ticks - (DateTime.UtcNow - point).Ticks % Period.Ticks));
             try
             {
                 await once();
@@ -40,9 +40,6 @@ sealed class Waits(string operation, int number, ServiceBusClient client)
             {
                 await Console.Error.WriteLineAsync($"{operation}: {error.Message}");
             }
-            var left = next - DateTime.UtcNow;
-            if (left > TimeSpan.Zero)
-                await Task.Delay(left);
         }
     }
 

@@ -153,14 +153,14 @@ func (u *user) begin() func() error {
 }
 
 func (u *user) run() {
-	time.Sleep(time.Duration(config.PeriodS*float64(time.Second)) * time.Duration(u.number) / time.Duration(config.Users)) // not all at one point
 	once := u.begin()
+	period := int64(config.PeriodS * float64(time.Second))
 	for {
-		next := time.Now().Add(time.Duration(config.PeriodS * float64(time.Second)))
+		// Each user has its own point in the period.
+		time.Sleep(time.Duration(period - (time.Now().UnixNano()-int64(u.number)*period/int64(config.Users))%period))
 		if err := once(); err != nil {
 			fmt.Fprintln(os.Stderr, u.operation, err)
 		}
-		time.Sleep(time.Until(next))
 	}
 }
 

@@ -139,16 +139,15 @@ final class Waits {
     }
 
     private void run() {
-        sleep(1000 * PERIOD_S * number / CONFIG.get("users").asInt()); // they are not all at the same point
         Once once = begin();
+        double point = 1000 * PERIOD_S * number / CONFIG.get("users").asInt(); // in the period: each user has its own
         while (true) {
-            long began = System.nanoTime();
+            sleep(1000 * PERIOD_S - (System.currentTimeMillis() - point) % (1000 * PERIOD_S));
             try {
                 once.run();
             } catch (Exception error) {
                 System.err.println(operation + ": " + error);
             }
-            sleep(Math.max(0, 1000 * PERIOD_S - (System.nanoTime() - began) / 1e6));
         }
     }
 
