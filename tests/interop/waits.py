@@ -78,7 +78,7 @@ class Limits:
     """In seconds. JavaScript's SDK tries again after 30 s, and all together take ten minutes at most."""
 
     settled: float = 1.0  # a user for whom an operation takes so long is not served yet
-    most: float = 33.0  # after a kill: who is not served by then waits longer than this
+    most: float = 40.0  # after a kill: who is not served by then waits longer than this
     begins: float = 60.0  # until all users of a program have begun
 
 
