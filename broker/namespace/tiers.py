@@ -39,10 +39,11 @@ def share_bytes(max_size_mb: int, sku: Sku | None, fragments: int) -> int:
 def size_refusal(sku: Sku | None, max_size_mb: int) -> str | None:
     """Why a client of the administration API cannot ask for this size, in the service's words; None if it can.
 
-    Files of settings and Peeklock's own requests may have any size, since small entities are useful in tests.
+    Without a tier, in files of settings and in Peeklock's own requests any size is one, since small entities are useful
+    in tests.
     """
     sizes = _STANDARD_SIZES_MB if sku is Sku.STANDARD else _ALL_SIZES_MB
-    if max_size_mb in sizes:
+    if sku is None or max_size_mb in sizes:
         return None
     return (
         f"The specified value {max_size_mb} is invalid. The property MaxSizeInMegabytes, must be one of the following "

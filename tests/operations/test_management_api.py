@@ -264,21 +264,29 @@ def size_refused(size, sizes=STANDARD_SIZES):
 
 
 @pytest.mark.parametrize("kind", ["Queue", "Topic"])
-def test_an_entity_has_one_of_the_sizes_of_the_service(call, kind):
+def test_an_entity_has_one_of_the_sizes_of_the_service(tmp_path, kind):
     sized = "<MaxSizeInMegabytes>{}</MaxSizeInMegabytes>"
     sizes = f"{STANDARD_SIZES};10240;20480;40960;81920"
-    for wrong in (0, 1, 3, 1023, 6144, 81921, 1 << 40):
-        status, text = call("PUT", "/sized", entry(kind, sized.format(wrong)))
-        assert (status, size_refused(wrong, sizes) in text) == (400, True), text
-    for right in sizes.split(";"):
-        status, text = call("PUT", "/sized", entry(kind, sized.format(right)))
-        assert (status, value(text, "MaxSizeInMegabytes")) == (201, right)
-        assert call("PUT", "/sized", entry(kind, sized.format(3)), If_Match="*")[0] == 400
-        assert call("DELETE", "/sized")[0] == 200
+    with Broker(tmp_path, 'sku = "premium"\n') as broker:
+        call = management_of(broker)
+        for wrong in (0, 1, 3, 1023, 6144, 81921, 1 << 40):
+            status, text = call("PUT", "/sized", entry(kind, sized.format(wrong)))
+            assert (status, size_refused(wrong, sizes) in text) == (400, True), text
+        for right in sizes.split(";"):
+            status, text = call("PUT", "/sized", entry(kind, sized.format(right)))
+            assert (status, value(text, "MaxSizeInMegabytes")) == (201, right)
+            assert call("PUT", "/sized", entry(kind, sized.format(3)), If_Match="*")[0] == 400
+            assert call("DELETE", "/sized")[0] == 200
+
+
+def test_a_namespace_without_a_tier_takes_small_entities(call):
+    status, text = call("PUT", "/tiny", entry("Queue", SIZE.format(3)))
+    assert (status, value(text, "MaxSizeInMegabytes")) == (201, "3")
+    assert call("DELETE", "/tiny")[0] == 200
 
 
 def test_an_entity_of_the_settings_keeps_its_size(tmp_path):
-    with Broker(tmp_path, '[[queues]]\nname = "small"\nmax_size_mb = 3\n') as broker:
+    with Broker(tmp_path, 'sku = "standard"\n[[queues]]\nname = "small"\nmax_size_mb = 3\n') as broker:
         call = management_of(broker)
         same = entry("Queue", SIZE.format(3) + "<MaxDeliveryCount>4</MaxDeliveryCount>")
         status, text = call("PUT", "/small", same, If_Match="*")
