@@ -21,7 +21,7 @@ from protocol.client.connection_string import Credentials, SharedAccessKey, Shar
 from protocol.client.sockets import end_when_silent
 from protocol.nodes.sas_tokens import generate
 from storage.capture.errors import DamagedRows, OutOfRetention, SourceFailed, SourceRefused
-from storage.capture.source import Extent, Extents
+from storage.capture.source import Extent, Extents, Told
 from storage.capture.tables import until_damage
 
 PATH: Final = "/$journal"
@@ -35,6 +35,7 @@ READ_BYTES: Final = 256 << 10
 MAX_DOCUMENT_BYTES: Final = 4 << 20  # of an answer in JSON
 MAX_DEFINITIONS_BYTES: Final = 256 << 20
 _EPOCH: Final = re.compile(r"[0-9a-f]{16}")
+_NAMESPACE_ID: Final = re.compile(r"[0-9a-f]{32}")
 _MAX_OFFSET: Final = (1 << 63) - 1
 
 
@@ -72,6 +73,24 @@ class HttpJournal:
             if answer.status != 200:
                 raise self._refusal(answer)
             return self._extents(self._document(answer))
+
+    def told(self) -> Told:
+        """How far the broker was told that rows are captured, by this consumer. Raises SourceFailed, SourceRefused."""
+        with self._asked(PATH) as answer:
+            if answer.status != 200:
+                raise self._refusal(answer)
+            document = self._document(answer)
+        known = self._extents(document)
+        try:
+            offsets = {
+                (self._offset(each["partition"]), self._epoch(each["epoch"])): self._offset(each["offset"])
+                for consumer in document.get("consumers", ())
+                if consumer["name"] == self._consumer
+                for each in consumer["partitions"]
+            }
+        except (KeyError, TypeError) as error:
+            raise self._failed(f"the answer describes no consumers: {error!r}") from None
+        return Told(known.namespace, known.namespace_id, offsets)
 
     def definitions(self) -> dict[str, Any] | None:
         """Of all entities and rules; None if the broker is of a version that does not tell them.
@@ -205,12 +224,14 @@ class HttpJournal:
                 )
                 for each in document["partitions"]
             ]
-            namespace = document["namespace"]
-        except (KeyError, TypeError) as error:
+            namespace, namespace_id = document["namespace"], document.get("namespaceId")
+        except (KeyError, TypeError, AttributeError) as error:
             raise self._failed(f"the answer describes no journal: {error!r}") from None
         if not isinstance(namespace, str) or any(each.low > each.stable for each in partitions):
             raise self._failed("the answer describes no journal")
-        return Extents(namespace, partitions)
+        if namespace_id is not None and not (isinstance(namespace_id, str) and _NAMESPACE_ID.fullmatch(namespace_id)):
+            raise self._failed(f"{namespace_id!r} is no id of a namespace")
+        return Extents(namespace, partitions, namespace_id)
 
     def _offset(self, value: Any) -> int:
         """Also of a header's text. Raises SourceFailed."""

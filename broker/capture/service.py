@@ -78,7 +78,14 @@ class CaptureService:
         """
         while not self._stopping.is_set():
             try:
-                with CaptureWriter(self._place, self._source.extents().namespace, self._options) as writer:
+                found = self._source.extents()
+                with CaptureWriter(
+                    self._place,
+                    found.namespace,
+                    self._options,
+                    namespace_id=found.namespace_id,
+                    journal=found.positions,
+                ) as writer:
                     self._follow(writer)
                     return
             except (SourceFailed, OSError) as error:

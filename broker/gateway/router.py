@@ -667,6 +667,11 @@ class Router:
         for worker in due:
             worker.send()
 
+    @property
+    def namespace_id(self) -> bytes:
+        """That of all partitions; empty if no worker has told it yet."""
+        return self._namespace_id
+
     def next_number(self) -> int:
         """A number for a channel or a request, never used before in this process; never 0."""
         self._number += 1

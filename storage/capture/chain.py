@@ -32,13 +32,13 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from storage.capture.errors import AnotherNamespace, DamagedManifest, InUse, Superseded
-from storage.capture.manifest import Entry, Kind, Snapshot, State, TableName, decode, encode
+from storage.capture.errors import AnotherBroker, AnotherNamespace, DamagedManifest, InUse, Superseded
+from storage.capture.manifest import Entry, Kind, Position, Snapshot, State, TableName, decode, does_not_follow, encode
 from storage.capture.place import PARTIAL, Place
 from storage.file_lock import FileLock, FileLocked
 
@@ -88,7 +88,7 @@ def names(place: Place) -> Names:
     for stored in place.files(FOLDER):
         name = stored.path.removeprefix(f"{FOLDER}/")
         if match := _ENTRY.fullmatch(name):
-            found.entries.append(EntryName(_writer(match), int(match["sequence"])))
+            found.entries.append(_entry_name(match))
         elif match := _CLAIM.fullmatch(name):
             found.claims.append(_writer(match))
         elif match := _SNAPSHOT.fullmatch(name):
@@ -100,30 +100,91 @@ def _writer(match: re.Match[str]) -> Writer:
     return Writer(int(match["term"]), match["writer"])
 
 
+def _entry_name(match: re.Match[str]) -> EntryName:
+    return EntryName(_writer(match), int(match["sequence"]))
+
+
 def load(place: Place) -> State | None:
-    """What has been captured; None if nothing was ever written there. Raises OSError, DamagedManifest."""
+    """What has been captured; None if there is no manifest. Raises OSError, DamagedManifest."""
     found = names(place)
+    if _lost_entry(found) is not None:
+        found = names(place)  # a capture may have written it, and the snapshot, while they were listed
+    if (lost := _lost_entry(found)) is not None:
+        raise DamagedManifest(f"{lost}: is missing, and there is a snapshot of it")
     if not found.entries:
         return None
-    entries: list[tuple[str, Entry]] = []
+    entries: list[tuple[str, Entry, str]] = []
     name: str | None = str(max(found.entries))
     state: State | None = None
     while name is not None and state is None:
         if name in found.snapshots:
             state = State.of(_read_snapshot(place, name))
         else:
-            entry = _read_entry(place, name)
+            entry, checksum = _read_entry(place, name)
             if (entry.previous is None) != (_sequence(name) == 1) or (
                 entry.previous is not None and _sequence(entry.previous) != _sequence(name) - 1
             ):
                 raise DamagedManifest(f"{name}: {entry.previous} is not the entry before")
-            entries.append((name, entry))
+            entries.append((name, entry, checksum))
             name = entry.previous
     if state is None:
         state = State(entries[-1][1].namespace)
-    for each, entry in reversed(entries):
-        state.apply(each, entry)
+    for each, entry, checksum in reversed(entries):
+        state.apply(each, entry, checksum)
     return state
+
+
+def load_captured(place: Place) -> State | None:
+    """The same; None if nothing was ever captured there. Raises OSError, DamagedManifest."""
+    state = load(place)
+    if state is not None:
+        return state
+    stored = next((each for table in TableName for each in place.files(f"table={table}")), None)
+    if stored is None:
+        return None
+    # A writer puts its first entry down before any file.
+    if (by_another_writer := load(place)) is not None:
+        return by_another_writer
+    raise DamagedManifest(
+        f"{FOLDER}: has no entry, but {stored.path} is there. Put the entries back, or capture to another URL"
+    )
+
+
+def all_entries(place: Place, damage: list[DamagedManifest]) -> int:
+    """Read all entries and snapshots that are there, also those that `load` does not need; the number of entries.
+
+    `damage` gets what is wrong with them. Raises OSError.
+    """
+    found = names(place)
+    checksums: dict[str, str] = {}
+    read: list[tuple[str, Entry]] = []
+    for name in sorted(map(str, found.entries)):
+        with suppress(FileNotFoundError):  # a capture has tidied up; what is needed, `load` has found
+            try:
+                entry, checksums[name] = decode(name, bytes(place.read(f"{FOLDER}/{name}")), Entry)
+                read.append((name, entry))
+            except DamagedManifest as error:
+                damage.append(error)
+    for name, entry in read:
+        before = checksums.get(entry.previous or "")
+        if entry.version > 1 and None not in (before, entry.previous_checksum) and before != entry.previous_checksum:
+            damage.append(does_not_follow(name, entry, before))
+    for name in sorted(found.snapshots):
+        with suppress(FileNotFoundError):
+            try:
+                _read_snapshot(place, name)
+            except DamagedManifest as error:
+                damage.append(error)
+    return len(found.entries)
+
+
+def _lost_entry(found: Names) -> EntryName | None:
+    """One that is newer than all that are there, of which there is a snapshot."""
+    of_snapshots = (_entry_name(match) for name in found.snapshots if (match := _ENTRY.fullmatch(name)))
+    newest = max(of_snapshots, default=None)
+    if newest is None or (found.entries and newest <= max(found.entries)):
+        return None
+    return newest
 
 
 def _sequence(name: str) -> int:
@@ -132,7 +193,8 @@ def _sequence(name: str) -> int:
     return int(match["sequence"]) if match else -1
 
 
-def _read_entry(place: Place, name: str) -> Entry:
+def _read_entry(place: Place, name: str) -> tuple[Entry, str]:
+    """The entry, and its checksum. Raises DamagedManifest, OSError."""
     try:
         text = bytes(place.read(f"{FOLDER}/{name}"))
     except FileNotFoundError:
@@ -141,7 +203,7 @@ def _read_entry(place: Place, name: str) -> Entry:
 
 
 def _read_snapshot(place: Place, name: str) -> Snapshot:
-    snapshot = decode(f"snapshot-{name}", bytes(place.read(f"{FOLDER}/snapshot-{name}")), Snapshot)
+    snapshot, _ = decode(f"snapshot-{name}", bytes(place.read(f"{FOLDER}/snapshot-{name}")), Snapshot)
     if snapshot.entry != name:
         raise DamagedManifest(f"snapshot-{name}: is of {snapshot.entry}")
     return snapshot
@@ -155,10 +217,16 @@ class Chain:
         place: Place,
         namespace: str,
         *,
+        namespace_id: str | None = None,
+        journal: Collection[Position] = (),
         lease_seconds: float = LEASE_SECONDS,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        """Claim the place. Raises InUse, Superseded, AnotherNamespace, DamagedManifest, OSError."""
+        """Claim the place for a broker: `namespace_id` is None if it does not tell it, `journal` are the partitions and
+        epochs that its journal has now.
+
+        Raises InUse, Superseded, AnotherNamespace, AnotherBroker, DamagedManifest, OSError.
+        """
         self._place = place
         self._lease_seconds = lease_seconds
         self._renewals = 0
@@ -167,12 +235,14 @@ class Chain:
         self._lock = _locked(place)
         try:
             self._claim(sleep)
-            state = load(place) or _first_state(place, namespace)
+            state = load_captured(place) or State(namespace)
             if state.namespace != namespace:
                 raise AnotherNamespace(f"{place.url} has rows of the namespace {state.namespace!r}, not {namespace!r}")
+            _require_its_broker(place, state, namespace_id, journal)
+            state.namespace_id = state.namespace_id or namespace_id
             self.state = state
             self._sequence = 0 if state.head is None else _sequence(state.head)
-            self.append(Entry(kind=Kind.OPENED, namespace=namespace, previous=state.head, written_ms=_now_ms()))
+            self.append(state.following(Kind.OPENED, _now_ms()))
         except BaseException:
             self.close()
             raise
@@ -228,9 +298,10 @@ class Chain:
     def append(self, entry: Entry) -> None:
         """Make it the newest. Raises Superseded, OSError; then nobody knows whether it counts: make a new chain."""
         name = EntryName(self._own, self._sequence + 1)
-        self._place.write(f"{FOLDER}/{name}", encode(entry))
+        text, checksum = encode(entry)
+        self._place.write(f"{FOLDER}/{name}", text)
         self.check()
-        self.state.apply(str(name), entry)
+        self.state.apply(str(name), entry, checksum)
         self._sequence += 1
 
     def tidy(self, keep_ms: int) -> None:
@@ -241,8 +312,7 @@ class Chain:
         found = names(self._place)
         newest = max(map(_sequence, found.snapshots), default=0)
         if self._sequence - newest >= SNAPSHOT_ENTRIES:
-            content = encode(self.state.snapshot())
-            self._place.write(f"{FOLDER}/snapshot-{self.state.head}", content)
+            self._place.write(f"{FOLDER}/snapshot-{self.state.head}", encode(self.state.snapshot()).text)
         self.check()
         self._remove_old(keep_ms)
         for claim in found.claims:
@@ -272,15 +342,21 @@ class Chain:
             self._lock.release()
 
 
-def _first_state(place: Place, namespace: str) -> State:
-    """Nothing was captured yet: a writer puts its first entry down before any file. Raises DamagedManifest."""
-    stored = next((each for table in TableName for each in place.files(f"table={table}")), None)
-    if stored is None:
-        return State(namespace)
-    if (by_another_writer := load(place)) is not None:
-        return by_another_writer
-    raise DamagedManifest(
-        f"{FOLDER}: has no entry, but {stored.path} is there. Put the entries back, or capture to another URL"
+def _require_its_broker(place: Place, state: State, namespace_id: str | None, journal: Collection[Position]) -> None:
+    """Raises AnotherBroker if what is captured is not of the broker whose journal has these partitions and epochs."""
+    if state.head is None or (state.namespace_id is not None and state.namespace_id == namespace_id):
+        return
+    # An id is missing: a capture of version 1, or a broker that does not tell it. Epochs are random numbers, so one
+    # that both have says enough.
+    is_known_by_both = state.namespace_id is not None and namespace_id is not None
+    if not is_known_by_both and (not state.next or not state.next.keys().isdisjoint(journal)):
+        return
+    if namespace_id is None and state.namespace_id is None:
+        return  # a broker of an earlier version, whose store may have been restored
+    raise AnotherBroker(
+        f"{place.url} has the rows of another broker of the namespace {state.namespace!r}: its namespace id is "
+        f"{state.namespace_id or 'not known'}, and this broker's is {namespace_id or 'not known'}. Capture to another "
+        "URL; a broker that was restored from a capture has a new id, too"
     )
 
 

@@ -10,7 +10,7 @@ from itertools import islice
 
 from storage.capture import files
 from storage.capture.errors import DamagedFile
-from storage.capture.manifest import DataFile, Entry, Kind, State, TableName
+from storage.capture.manifest import DataFile, Kind, State, TableName
 from storage.capture.place import PARTIAL
 from storage.capture.tables import merged
 from storage.capture.writing import CaptureOptions, CaptureWriter
@@ -72,17 +72,12 @@ def _merge(writer: CaptureWriter, run: list[DataFile]) -> None:
     part = merged(run[0].table, run[0].hour, (files.read_all(writer.place, file) for file in run))
     file = files.write(writer.place, part, run[0].captured_ms)
     _check(file, run, writer)
-    writer.append(
-        Entry(
-            kind=Kind.COMPACTED,
-            namespace=writer.state.namespace,
-            previous=writer.state.head,
-            written_ms=writer.clock_ms(),
-            files=(file,),
-            removed=tuple(each.path for each in run),
-            next=tuple(writer.state.next.values()),
-        )
-    )
+    new = {
+        "files": (file,),
+        "removed": tuple(each.path for each in run),
+        "next": tuple(writer.state.next.values()),
+    }
+    writer.append(writer.state.following(Kind.COMPACTED, writer.clock_ms()).model_copy(update=new))
 
 
 def _check(file: DataFile, run: Iterable[DataFile], writer: CaptureWriter) -> None:

@@ -21,6 +21,10 @@ class AnotherNamespace(CaptureError):
     """The URL has the rows of another namespace."""
 
 
+class AnotherBroker(CaptureError):
+    """The URL has the rows of another broker, whose namespace has the same name."""
+
+
 class DamagedManifest(CaptureError):
     """An entry of the manifest cannot be read, or does not fit to those before it."""
 

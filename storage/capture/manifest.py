@@ -2,12 +2,15 @@
 
 Entries and snapshots are JSON objects of two members, `checksum` and `content`; the checksum is XXH3 of the content as
 JSON with sorted keys and without spaces.
+
+Since version 2, each entry names the one before by its checksum, too, and the namespace by its id. Version 1 is read,
+and entries of version 2 may follow it. Its programs refuse them: entries and snapshots say their version.
 """
 
 import json
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Final, Self, TypeVar
+from typing import Annotated, Final, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
@@ -15,8 +18,9 @@ from xxhash import xxh3_64_hexdigest
 
 from storage.capture.errors import DamagedManifest
 
-VERSION: Final = 1
+VERSION: Final = 2
 Number = Annotated[int, Field(ge=0)]
+NamespaceId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 _PATH: Final = r"^table=(ledger|messages)/date=\d{4}-\d\d-\d\d/hour=\d\d/[0-9a-z-]+\.parquet$"
 Position = tuple[int, str]  # partition, epoch
 
@@ -89,7 +93,9 @@ class Entry(_Model):
     version: int = VERSION
     kind: Kind
     namespace: str
+    namespace_id: NamespaceId | None = None  # None: of version 1, or no broker has told it yet
     previous: str | None  # name of the entry before
+    previous_checksum: str | None = None  # None: there is none before, or it is not known
     written_ms: Number
     files: tuple[DataFile, ...] = ()
     removed: tuple[str, ...] = ()  # paths of files whose rows are in `files` from now on
@@ -102,7 +108,10 @@ class Snapshot(_Model):
 
     version: int = VERSION
     entry: str
+    entry_checksum: str | None = None
+    written_ms: Number = 0  # of the entry; 0: of version 1
     namespace: str
+    namespace_id: NamespaceId | None = None
     files: tuple[DataFile, ...]
     removed: tuple[tuple[str, int], ...]
     next: tuple[Next, ...]
@@ -112,18 +121,37 @@ class Snapshot(_Model):
 class State:
     """What the entries up to `head` add up to. `apply` and `forget` change it."""
 
-    def __init__(self, namespace: str) -> None:
+    def __init__(self, namespace: str, namespace_id: str | None = None) -> None:
         self.namespace = namespace
+        self.namespace_id = namespace_id  # None: not known yet, so that the next entry may have it
         self.head: str | None = None
+        self.head_checksum: str | None = None  # None: there is no entry, or a snapshot of version 1 did not say
+        self.written_ms = 0  # of the head, milliseconds since 1970; 0 if a snapshot of version 1 did not say
         self.files: dict[str, DataFile] = {}  # by path
         self.removed: dict[str, int] = {}  # path: when it was replaced, milliseconds since 1970
         self.next: dict[Position, Next] = {}
         self.gaps: list[Gap] = []
 
-    def apply(self, name: str, entry: Entry) -> None:
-        """Raises DamagedManifest if the entry is not the next one, or is none that a capture writes."""
+    def following(self, kind: Kind, written_ms: int) -> Entry:
+        """The next entry, without anything new in it yet."""
+        return Entry(
+            kind=kind,
+            namespace=self.namespace,
+            namespace_id=self.namespace_id,
+            previous=self.head,
+            previous_checksum=self.head_checksum,
+            written_ms=written_ms,
+        )
+
+    def apply(self, name: str, entry: Entry, checksum: str) -> None:
+        """`checksum` is that of the entry. Raises DamagedManifest if the entry is not the next one, or is none that a
+        capture writes."""
         if entry.previous != self.head or entry.namespace != self.namespace:
             raise DamagedManifest(f"{name}: does not fit to {self.head}")
+        if self.namespace_id not in (None, entry.namespace_id):
+            raise DamagedManifest(f"{name}: is of namespace id {entry.namespace_id}, not {self.namespace_id}")
+        if entry.version > 1 and self.head_checksum not in (None, entry.previous_checksum):
+            raise does_not_follow(name, entry, self.head_checksum)
         for path in entry.removed:
             if self.files.pop(path, None) is None:
                 raise DamagedManifest(f"{name}: removes {path}, which is not there")
@@ -138,7 +166,8 @@ class State:
                 raise DamagedManifest(f"{name}: partition {each.partition} goes back to offset {each.offset}")
             self.next[each.partition, each.epoch] = each
         self.gaps += entry.gaps
-        self.head = name
+        self.namespace_id = entry.namespace_id
+        self.head, self.head_checksum, self.written_ms = name, checksum, entry.written_ms
 
     def forget(self, before_ms: int) -> None:
         """Forget the files that were replaced before that time."""
@@ -148,7 +177,10 @@ class State:
         assert self.head is not None, "nothing was written yet"
         return Snapshot(
             entry=self.head,
+            entry_checksum=self.head_checksum,
+            written_ms=self.written_ms,
             namespace=self.namespace,
+            namespace_id=self.namespace_id,
             files=tuple(self.files.values()),
             removed=tuple(self.removed.items()),
             next=tuple(self.next.values()),
@@ -157,8 +189,9 @@ class State:
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> Self:
-        state = cls(snapshot.namespace)
-        state.head = snapshot.entry
+        state = cls(snapshot.namespace, snapshot.namespace_id)
+        state.head, state.head_checksum = snapshot.entry, snapshot.entry_checksum
+        state.written_ms = snapshot.written_ms
         state.files = {file.path: file for file in snapshot.files}
         state.removed = dict(snapshot.removed)
         state.next = {(each.partition, each.epoch): each for each in snapshot.next}
@@ -172,25 +205,40 @@ def path_of(table: TableName, hour: int, name: str) -> str:
     return f"table={table}/date={date:%Y-%m-%d}/hour={date:%H}/{name}.parquet"
 
 
-def encode(content: Entry | Snapshot) -> bytes:
+def does_not_follow(name: str, entry: Entry, checksum: str | None) -> DamagedManifest:
+    """`checksum` is that of the entry that has the name of the one before."""
+    told = entry.previous_checksum
+    return DamagedManifest(
+        f"{name}: follows an entry with the checksum {told}, and that of {entry.previous} is {checksum}"
+    )
+
+
+class Encoded(NamedTuple):
+    text: bytes
+    checksum: str
+
+
+def encode(content: Entry | Snapshot) -> Encoded:
     plain = content.model_dump(mode="json", by_alias=True)
-    text = json.dumps({"checksum": _checksum(plain), "content": plain}, sort_keys=True, indent=1)
-    return f"{text}\n".encode()
+    checksum = _checksum(plain)
+    text = json.dumps({"checksum": checksum, "content": plain}, sort_keys=True, indent=1)
+    return Encoded(f"{text}\n".encode(), checksum)
 
 
 _Content = TypeVar("_Content", Entry, Snapshot)
 
 
-def decode(name: str, text: bytes, kind: type[_Content]) -> _Content:
-    """Raises DamagedManifest."""
+def decode(name: str, text: bytes, kind: type[_Content]) -> tuple[_Content, str]:
+    """The content, and its checksum. Raises DamagedManifest."""
     try:
         both = json.loads(text)
         version = both["content"]["version"]
         if type(version) is int and version > VERSION:
             raise DamagedManifest(f"{name}: is of version {version}; this program knows versions up to {VERSION}")
-        if _checksum(both["content"]) != both["checksum"]:
+        checksum = _checksum(both["content"])
+        if checksum != both["checksum"]:
             raise DamagedManifest(f"{name}: the checksum does not match")
-        return kind.model_validate(both["content"])
+        return kind.model_validate(both["content"]), checksum
     except ValidationError as error:
         first = error.errors()[0]
         raise DamagedManifest(f"{name}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None

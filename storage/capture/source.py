@@ -1,6 +1,6 @@
 """Where a capture gets rows from: the interface of whoever can read a journal."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
@@ -16,8 +16,26 @@ class Extent(NamedTuple):
 
 
 class Extents(NamedTuple):
+    """`namespace_id`: 32 hex digits that no other broker has, but one that was made of a backup; None if the broker
+    does not tell it."""
+
     namespace: str
     partitions: Sequence[Extent]
+    namespace_id: str | None = None
+
+    @property
+    def positions(self) -> frozenset[tuple[int, str]]:
+        """The partitions with their epochs."""
+        return frozenset((each.partition, each.epoch) for each in self.partitions)
+
+
+class Told(NamedTuple):
+    """What a broker knows of a capture: the offsets behind the last ones that it was told are captured, by partition
+    and epoch. `namespace_id` as of Extents."""
+
+    namespace: str
+    namespace_id: str | None
+    offsets: Mapping[tuple[int, str], int]
 
 
 class RowSource(Protocol):

@@ -4,7 +4,7 @@ What `roll` has written is in the manifest, with the offsets to go on from: rows
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -42,16 +42,28 @@ class CaptureWriter:
         namespace: str,
         options: CaptureOptions,
         *,
+        namespace_id: str | None = None,
+        journal: Collection[Position] = (),
         sleep: Callable[[float], object] = time.sleep,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises InUse, Superseded, AnotherNamespace, DamagedManifest, OSError."""
+        """`namespace_id` and `journal`: as of `storage.capture.chain.Chain`.
+
+        Raises InUse, Superseded, AnotherNamespace, AnotherBroker, DamagedManifest, OSError.
+        """
         self.place = place
         self.options = options
         self.clock_ms = clock_ms
         self._monotonic = monotonic
-        self.chain = Chain(place, namespace, lease_seconds=options.lease_seconds, sleep=sleep)
+        self.chain = Chain(
+            place,
+            namespace,
+            namespace_id=namespace_id,
+            journal=journal,
+            lease_seconds=options.lease_seconds,
+            sleep=sleep,
+        )
         self._waiting: dict[Position, list[pa.RecordBatch]] = {}
         self._next: dict[Position, Next] = dict(self.state.next)
         self._gaps: list[Gap] = []
@@ -130,17 +142,12 @@ class CaptureWriter:
             for part in parts(self.state.namespace, self._waiting):
                 written.append(files.write(self.place, part, now_ms))
                 self.chain.renew_when_due()
-        self.append(
-            Entry(
-                kind=Kind.CAPTURED,
-                namespace=self.state.namespace,
-                previous=self.state.head,
-                written_ms=now_ms,
-                files=tuple(written),
-                next=tuple(self._next[position] for position in sorted(self._next)),
-                gaps=tuple(self._gaps),
-            )
-        )
+        new = {
+            "files": tuple(written),
+            "next": tuple(self._next[position] for position in sorted(self._next)),
+            "gaps": tuple(self._gaps),
+        }
+        self.append(self.state.following(Kind.CAPTURED, now_ms).model_copy(update=new))
         for table, size in self._waiting_bytes.items():
             if size > MIB and (in_files := sum(file.bytes for file in written if file.table is table)):
                 self._ratios[table] = in_files / size

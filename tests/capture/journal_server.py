@@ -22,6 +22,7 @@ class Journal:
 
     def __init__(self, *, partitions: int = 2, stable: int = 2000, body_bytes: int = 40) -> None:
         self.namespace = "sample"
+        self.namespace_id: str | None = None  # as of an older broker
         self.epoch = EPOCH
         self.low = 0
         self.stable = [stable] * partitions
@@ -112,7 +113,10 @@ class _Handler(BaseHTTPRequestHandler):
             }
             for number, stable in enumerate(journal.stable)
         ]
-        return {"namespace": journal.namespace, "partitions": partitions}
+        known = {} if journal.namespace_id is None else {"namespaceId": journal.namespace_id}
+        newest = {path.rpartition("/")[2]: told["partitions"] for path, told in journal.told}
+        consumers = [{"name": name, "behind": 0, "partitions": told} for name, told in newest.items()]
+        return {"namespace": journal.namespace, "partitions": partitions, "consumers": consumers, **known}
 
     def _rows(self, partition: int, query: dict[str, str]) -> None:
         journal = self.server.journal

@@ -204,13 +204,8 @@ def test_a_writer_that_died_is_waited_for_as_long_as_its_lease(tmp_path):
 
 
 def entry(state: State, offset: int) -> Entry:
-    return Entry(
-        kind=Kind.CAPTURED,
-        namespace=state.namespace,
-        previous=state.head,
-        written_ms=offset,
-        next=(Next(partition=0, epoch=EPOCH, first=0, offset=offset),),
-    )
+    new = {"next": (Next(partition=0, epoch=EPOCH, first=0, offset=offset),)}
+    return state.following(Kind.CAPTURED, offset).model_copy(update=new)
 
 
 def test_snapshots_replace_old_entries(tmp_path):
@@ -317,9 +312,9 @@ def test_a_manifest_that_is_gone_is_not_begun_anew_beside_files(tmp_path):
 def test_an_entry_of_a_later_version_is_refused(tmp_path):
     place, path = two_entries(tmp_path)
     document = json.loads(bytes(place.read(path)))
-    document["content"]["version"] = 2
+    document["content"]["version"] = 3
     place.write(path, json.dumps(document).encode())
-    with pytest.raises(DamagedManifest, match="is of version 2; this program knows versions up to 1"):
+    with pytest.raises(DamagedManifest, match="is of version 3; this program knows versions up to 2"):
         load(place)
 
 

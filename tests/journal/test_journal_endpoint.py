@@ -3,6 +3,7 @@
 import html
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -101,6 +102,7 @@ def test_the_overview(call, served):
     assert (status, headers["Content-Type"].split(";")[0]) == (200, "application/json")
     shown = json.loads(body)
     assert shown["namespace"] == "peeklock"
+    assert re.fullmatch("[0-9a-f]{32}", shown["namespaceId"])
     assert [each["partition"] for each in shown["partitions"]] == [0, 3]
     first = shown["partitions"][0]
     assert (first["epoch"], first["low"], first["stable"]) == (journals[0].epoch.hex(), 0, 450)

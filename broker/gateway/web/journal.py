@@ -75,10 +75,17 @@ class Journal:
                 return web.json_response(await self._entities())
             if lower == PATH:
                 self._access.require(request, path, "", Right.LISTEN)
-                return web.json_response(await self._journals.overview(Overview.read(request.query.items())))
+                return web.json_response(await self._overview(Overview.read(request.query.items())))
             return await self._rows(request, path, Range.read(lower.removeprefix(f"{PATH}/"), request.query.items()))
         except (Refused, WrongRequest) as error:
             raise _error(error.status, error.text) from None
+
+    async def _overview(self, wanted: Overview) -> dict[str, Any]:
+        """Raises Refused, ServerBusy."""
+        found = await self._journals.overview(wanted)
+        # Without a worker the journal can still be read, and somebody may need to.
+        namespace_id = self._gateway.router.namespace_id
+        return {**found, "namespaceId": namespace_id.hex()} if namespace_id else found
 
     async def _consumer(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
         """Raises BrokerError, TokenError, Refused, WrongRequest."""
