@@ -39,6 +39,7 @@ def restore_capture(
         except CaptureError as error:
             raise CannotRead(str(error)) from error
     last = "" if found.until is None else f", the last of {found.until.isoformat(timespec='milliseconds')}"
+    typer.echo(f"namespace {found.namespace}, captured from the broker with the id {found.namespace_id or 'not known'}")
     typer.echo(f"{found.rows} rows{last}; definitions of {found.entities} entities from {found.definitions}")
     for (path, place), count in sorted(found.messages.items()):
         typer.echo(f"  {path}, {place}: {count}")

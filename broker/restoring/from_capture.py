@@ -60,6 +60,7 @@ class Restored:
     """What was done, for the user. Texts are sorted."""
 
     namespace: str
+    namespace_id: str | None  # of the broker that was captured, if it is known
     definitions: str  # where they come from
     partitions: int
     entities: int
@@ -125,7 +126,7 @@ def restore(
         raise Incomplete(surveyed.missing)
     found = found.with_homes(surveyed.homes)
     description = Description(found.partitions, owned=owned)
-    restored = Restored(captured.namespace, found.source, len(description.here), len(found.entities))
+    restored = Restored(captured.namespace, captured.namespace_id, found.source, len(description.here), len(found.entities))
     restored.missing += surveyed.missing
     with new_data_directory(data_directory, description) as directory:
         with ExitStack() as stores:

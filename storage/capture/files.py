@@ -1,7 +1,8 @@
 """Parquet files of a capture: how they are written, and how they are read without believing them."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import pyarrow as pa
@@ -10,9 +11,9 @@ import pyarrow.parquet as pq
 from xxhash import xxh3_64_hexdigest
 
 from storage.capture.errors import DamagedFile, MissingFile
-from storage.capture.manifest import DataFile, path_of
+from storage.capture.manifest import DataFile, Position, Range, path_of
 from storage.capture.place import Place
-from storage.capture.tables import ONLY_IN_MESSAGES, SCHEMAS, SORTED_BY, Part
+from storage.capture.tables import ONLY_IN_MESSAGES, SCHEMAS, SORTED_BY, Part, ranges_of
 
 COMPRESSION: Final = "zstd"
 COMPRESSION_LEVEL: Final = 1
@@ -66,16 +67,59 @@ def write(place: Place, part: Part, now_ms: int) -> DataFile:
     )
 
 
+def require_whole(place: Place, file: DataFile) -> None:
+    """That it has the bytes that were written. Raises DamagedFile, OSError."""
+    try:
+        size_bytes, checksum = place.measure(file.path)
+    except FileNotFoundError:
+        raise MissingFile(place.uri(file.path)) from None
+    _require(place, file, size_bytes, checksum)
+
+
+def _require(place: Place, file: DataFile, size_bytes: int, checksum: str) -> None:
+    if size_bytes != file.bytes:
+        raise DamagedFile(place.uri(file.path), f"has {size_bytes} bytes, not {file.bytes}")
+    if checksum != file.checksum:
+        raise DamagedFile(place.uri(file.path), "the checksum does not match")
+
+
+def verify(place: Place, file: DataFile) -> None:
+    """That it has the bytes that were written, and the rows that the manifest says. Raises DamagedFile, OSError."""
+    require_whole(place, file)
+    found: dict[Position, Range] = {}
+    rows = 0
+    try:
+        source = place.open(file.path)
+    except FileNotFoundError:
+        raise MissingFile(place.uri(file.path)) from None
+    with source, _damage(place, file):
+        _require_columns(place, file, source)
+        parquet = pq.ParquetFile(source, page_checksum_verification=True)
+        for group in range(parquet.num_row_groups):
+            table = parquet.read_row_group(group, ["partition", "epoch", "journalOffset"])
+            rows += len(table)
+            for each in ranges_of(table):
+                found[each.position] = _both(found.get(each.position, each), each)
+    if rows != file.rows:
+        raise DamagedFile(place.uri(file.path), f"has {rows} rows, not {file.rows}")
+    if found != {each.position: each for each in file.ranges}:
+        raise DamagedFile(place.uri(file.path), "has other rows than the manifest says")
+
+
+def _both(one: Range, other: Range) -> Range:
+    if one is other:
+        return one
+    first, last = min(one.first, other.first), max(one.last, other.last)
+    return one.model_copy(update={"first": first, "last": last, "rows": one.rows + other.rows})
+
+
 def read_all(place: Place, file: DataFile) -> pa.Table:
     """All rows, after a look at the checksum of the whole file. Raises DamagedFile, OSError."""
     try:
         content = place.read(file.path)
     except FileNotFoundError:
         raise MissingFile(place.uri(file.path)) from None
-    if content.size != file.bytes:
-        raise DamagedFile(place.uri(file.path), f"has {content.size} bytes, not {file.bytes}")
-    if xxh3_64_hexdigest(content) != file.checksum:
-        raise DamagedFile(place.uri(file.path), "the checksum does not match")
+    _require(place, file, content.size, xxh3_64_hexdigest(content))
     rows = _table(place, file, pa.BufferReader(content), SCHEMAS[file.table].names, None)
     if len(rows) != file.rows:
         raise DamagedFile(place.uri(file.path), f"has {len(rows)} rows, not {file.rows}")
@@ -104,13 +148,24 @@ def read_range(
 def _table(
     place: Place, file: DataFile, source: pa.NativeFile, columns: Sequence[str], wanted: pc.Expression | None
 ) -> pa.Table:
-    schema = SCHEMAS[file.table]
-    try:
-        found = pq.read_schema(source)
-        if not found.equals(schema):
-            raise DamagedFile(place.uri(file.path), f"has other columns than the table {file.table}")
-        source.seek(0)
+    with _damage(place, file):
+        _require_columns(place, file, source)
         return pq.read_table(source, columns=list(columns), filters=wanted, page_checksum_verification=True)
+    raise AssertionError("the block above returns or raises")
+
+
+def _require_columns(place: Place, file: DataFile, source: pa.NativeFile) -> None:
+    """Raises DamagedFile, and what pyarrow raises of a file that is no Parquet."""
+    if not pq.read_schema(source).equals(SCHEMAS[file.table]):
+        raise DamagedFile(place.uri(file.path), f"has other columns than the table {file.table}")
+    source.seek(0)
+
+
+@contextmanager
+def _damage(place: Place, file: DataFile) -> Iterator[None]:
+    """Raises DamagedFile for what pyarrow raises of content; else OSError."""
+    try:
+        yield
     except (pa.ArrowException, UnicodeDecodeError) as error:  # the latter of a column's name
         raise DamagedFile(place.uri(file.path), f"cannot be read: {error}") from None
     except OSError as error:

@@ -23,6 +23,7 @@ from storage.durable import sync_directory
 FILE_MODE: Final = 0o640
 PARTIAL: Final = ".partial"  # the end of the names of files that are being written
 _OBJECT_STORES: Final = ("s3", "gcs", "abfs")  # they have no folders to make
+_PIECE_BYTES: Final = 4 << 20
 _CREDENTIALS: Final = re.compile(r"//[^/@]*@")
 
 
@@ -117,6 +118,18 @@ class Place:
         """Raises OSError; FileNotFoundError if it is not there."""
         with self._file_system.open_input_stream(self._at(path)) as stream:
             return stream.read_buffer()
+
+    def measure(self, path: str) -> tuple[int, str]:
+        """The bytes of a file, and their XXH3; a piece of it is in memory at a time.
+
+        Raises OSError; FileNotFoundError if it is not there.
+        """
+        digest, size_bytes = xxh3_64(), 0
+        with self._file_system.open_input_stream(self._at(path)) as stream:
+            while piece := stream.read(_PIECE_BYTES):
+                digest.update(piece)
+                size_bytes += len(piece)
+        return size_bytes, digest.hexdigest()
 
     def open(self, path: str) -> pa.NativeFile:
         """For reading any part of it. Raises OSError; FileNotFoundError if it is not there."""

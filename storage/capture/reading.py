@@ -5,7 +5,7 @@ for each in found.ranges(): ...
 for batch in found.batches(partition, epoch, first, end): ...
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from math import floor
 from typing import NamedTuple
@@ -14,8 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage.capture import files
-from storage.capture.chain import load
+from storage.capture.chain import load_captured
 from storage.capture.errors import DamagedFile, NotCaptured
+from storage.capture.inventory import inventory
 from storage.capture.manifest import DataFile, State, TableName
 from storage.capture.place import Place
 from storage.capture.tables import ONLY_IN_MESSAGES, is_contiguous
@@ -44,30 +45,28 @@ class Captured:
         """Raises DamagedManifest, OSError."""
         self._place = place
         self._state: State | None = None
+        self._whole: set[str] = set()  # paths of files whose checksums were compared
         self.refresh()
 
     def refresh(self) -> None:
         """Raises DamagedManifest, OSError."""
-        self._state = load(self._place)
+        self._state = load_captured(self._place)
 
     @property
     def namespace(self) -> str | None:
         """None if nothing was captured yet."""
         return None if self._state is None else self._state.namespace
 
+    @property
+    def namespace_id(self) -> str | None:
+        """None if it is not known: nothing was captured yet, or by an earlier version."""
+        return None if self._state is None else self._state.namespace_id
+
     def ranges(self) -> list[CapturedRange]:
         """All offsets that are there, sorted. Between two of one partition and epoch the journal had dropped some."""
         if self._state is None:
             return []
-        found = []
-        for each in self._state.next.values():
-            gaps = [gap for gap in self._state.gaps if (gap.partition, gap.epoch) == (each.partition, each.epoch)]
-            first = each.first
-            for end, after in [*sorted((gap.first, gap.last + 1) for gap in gaps), (each.offset, each.offset)]:
-                if end > first:
-                    found.append(CapturedRange(each.partition, each.epoch, first, end))
-                first = after
-        return sorted(found)
+        return sorted(CapturedRange(*each.position, *span) for each in inventory(self._state) for span in each.captured)
 
     def files(self, table: TableName = TableName.LEDGER) -> list[DataFile]:
         """All files of a table, oldest hour first."""
@@ -95,7 +94,7 @@ class Captured:
                     found.append(each.first)
                     continue
                 columns = ["eventTime", "journalOffset"]
-                rows = files.read_range(self._place, file, columns, partition, epoch, each.first, each.last + 1)
+                rows = self._read(file, columns, partition, epoch, each.first, each.last + 1)
                 first = pc.min(rows.filter(pc.field("eventTime") >= time).column("journalOffset")).as_py()
                 if first is not None:
                     found.append(first)
@@ -124,6 +123,15 @@ class Captured:
             yield from rows.to_batches(BATCH_ROWS)
             at = until
 
+    def _read(
+        self, file: DataFile, columns: Sequence[str], partition: int, epoch: str, first: int, end: int
+    ) -> pa.Table:
+        """Rows of a file, whose checksum is compared before the first of them. Raises DamagedFile, OSError."""
+        if file.path not in self._whole:
+            files.require_whole(self._place, file)
+            self._whole.add(file.path)
+        return files.read_range(self._place, file, columns, partition, epoch, first, end)
+
     def _require(self, partition: int, epoch: str, first: int, end: int) -> None:
         at = first
         for each in self.ranges():
@@ -133,16 +141,14 @@ class Captured:
             raise NotCaptured(partition, epoch, at, end)
 
     def _rows(self, run: "_Run", partition: int, epoch: str, first: int, end: int, *, records: bool) -> pa.Table:
-        found = [
-            files.read_range(self._place, file, _LEDGER_COLUMNS, partition, epoch, first, end) for file in run.files
-        ]
+        found = [self._read(file, _LEDGER_COLUMNS, partition, epoch, first, end) for file in run.files]
         rows = pa.concat_tables(found).sort_by("journalOffset")
         nothing = [pa.nulls(len(rows), SCHEMA.field(name).type) for name in ONLY_IN_MESSAGES]
         full = pa.table([*rows.columns, *nothing], SCHEMA)
         if not records:
             return full
         messages = [
-            files.read_range(self._place, file, SCHEMA.names, partition, epoch, first, end)
+            self._read(file, SCHEMA.names, partition, epoch, first, end)
             for file in self.files_of(partition, epoch, first, end, TableName.MESSAGES)
         ]
         if not messages:

@@ -152,8 +152,12 @@ def _by_hour(table: TableName, rows: pa.Table, order: pa.Array) -> Iterator[Part
 
 
 def _ranges(rows: pa.Table, order: pa.Array) -> tuple[Range, ...]:
-    taken = rows.select(["partition", "epoch", "journalOffset"]).take(order)
-    grouped = taken.group_by(["partition", "epoch"], use_threads=False)
+    return ranges_of(rows.select(["partition", "epoch", "journalOffset"]).take(order))
+
+
+def ranges_of(rows: pa.Table) -> tuple[Range, ...]:
+    """Sorted. The columns `partition`, `epoch` and `journalOffset` are enough."""
+    grouped = rows.group_by(["partition", "epoch"], use_threads=False)
     found = grouped.aggregate([("journalOffset", "min"), ("journalOffset", "max"), ("journalOffset", "count")])
     return tuple(
         Range(
