@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from broker import __version__
+from broker.cli.target import CaFileOption, ConnectionStringOption, HttpEndpointOption
 from broker.printable import printable, printable_lines
 from broker.settings.config import ConfigurationError, Settings
 from broker.settings.sources import CLUSTER_FLAGS, FLAGS, Loaded, leaves, load
@@ -293,8 +294,45 @@ def verify(
     path: Annotated[Path | None, typer.Argument(metavar="DIR", help="A data directory or a backup.")] = None,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
+    capture: Annotated[
+        str | None, typer.Option("--capture", metavar="URL", help="In place of DIR: what `peeklock capture` wrote.")
+    ] = None,
+    keep: Annotated[
+        str,
+        typer.Option(
+            "--keep", metavar="TIME", help="Of a capture: files that no entry names are normal for so long, as there."
+        ),
+    ] = "1d",
+    ask_broker: Annotated[
+        bool,
+        typer.Option(
+            "--ask-broker",
+            help="Of a capture: ask the broker of the connection string how far it was told that rows are captured, so "
+            "that missing entries at the manifest's end show. Needs Manage or Listen on the namespace.",
+        ),
+    ] = False,
+    consumer: Annotated[
+        str, typer.Option("--consumer", metavar="NAME", help="The name by which the capture tells the broker.")
+    ] = "capture",
+    connection_string: ConnectionStringOption = None,
+    http_endpoint: HttpEndpointOption = None,
+    ca: CaFileOption = None,
 ) -> None:
-    """Read everything stored and report what is wrong. Changes nothing; the broker may be running."""
+    """Read everything stored and report what is wrong. Changes nothing; the broker may be running.
+
+    With --capture, check the manifest, each file's checksum, columns and rows, and name what is missing. A capture may
+    be running. Exit code 1 if anything is damaged.
+    """
+    if capture is not None:
+        if path is not None or config is not None or data_dir is not None:
+            raise typer.BadParameter("takes the place of DIR, --config and --data-dir", param_hint="--capture")
+        from broker.cli.capturing.verifying import asked, verify_capture
+
+        told = asked(connection_string, http_endpoint, ca, consumer) if ask_broker else None
+        verify_capture(capture, keep, told)
+        return
+    if ask_broker:
+        raise typer.BadParameter("is for --capture", param_hint="--ask-broker")
     from storage.maintenance import verify as verify_directory
 
     with _failures():

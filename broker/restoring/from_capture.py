@@ -126,7 +126,9 @@ def restore(
         raise Incomplete(surveyed.missing)
     found = found.with_homes(surveyed.homes)
     description = Description(found.partitions, owned=owned)
-    restored = Restored(captured.namespace, captured.namespace_id, found.source, len(description.here), len(found.entities))
+    restored = Restored(
+        captured.namespace, captured.namespace_id, found.source, len(description.here), len(found.entities)
+    )
     restored.missing += surveyed.missing
     with new_data_directory(data_directory, description) as directory:
         with ExitStack() as stores:

@@ -6,10 +6,11 @@ import shutil
 import pytest
 
 from protocol.client.messages import Message
+from storage.capture.reading import captured
 from storage.maintenance import verify
 from tests.brokers import Broker
 from tests.patience import PATIENCE_S
-from tests.restoring.capture_and_restore import as_it_was, capture_all, restore
+from tests.restoring.capture_and_restore import as_it_was, capture, capture_all, restore
 from tests.restoring.everything import CONFIG, connected, load, made, names_in, seen, settled
 
 ACTIVE, DEFERRED = 0, 1  # of the annotation x-opt-message-state
@@ -30,8 +31,12 @@ def test_all_that_was_accepted_is_there_after_the_data_directory_is_gone(tmp_pat
         broker.kill()
         shutil.rmtree(broker.data_dir)
         told = restore(broker, tmp_path)
+        assert f"captured from the broker with the id {captured(str(tmp_path / 'captured')).namespace_id}\n" in told
         assert verify(broker.data_dir).ok
         broker.start()
+        with capture(broker, tmp_path, "--once") as another:  # it has a new id, which the folder has not
+            assert another.process.wait(PATIENCE_S) == 1, another.err
+            assert "has the rows of another broker of the namespace" in another.err
         after = asyncio.run(seen(broker))
         for place, messages in before.items():
             assert {number: as_it_was(each) for number, each in after[place].items()} == {
