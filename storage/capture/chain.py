@@ -37,7 +37,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from storage.capture.errors import AnotherBroker, AnotherNamespace, DamagedManifest, InUse, Superseded
+from storage.capture.errors import AnotherBroker, AnotherNamespace, DamagedManifest, InUse, SourceFailed, Superseded
 from storage.capture.manifest import Entry, Kind, Position, Snapshot, State, TableName, decode, does_not_follow, encode
 from storage.capture.place import PARTIAL, Place
 from storage.file_lock import FileLock, FileLocked
@@ -225,7 +225,7 @@ class Chain:
         """Claim the place for a broker: `namespace_id` is None if it does not tell it, `journal` are the partitions and
         epochs that its journal has now.
 
-        Raises InUse, Superseded, AnotherNamespace, AnotherBroker, DamagedManifest, OSError.
+        Raises InUse, Superseded, AnotherNamespace, AnotherBroker, SourceFailed, DamagedManifest, OSError.
         """
         self._place = place
         self._lease_seconds = lease_seconds
@@ -236,16 +236,40 @@ class Chain:
         try:
             self._claim(sleep)
             state = load_captured(place) or State(namespace)
-            if state.namespace != namespace:
-                raise AnotherNamespace(f"{place.url} has rows of the namespace {state.namespace!r}, not {namespace!r}")
-            _require_its_broker(place, state, namespace_id, journal)
-            state.namespace_id = state.namespace_id or namespace_id
             self.state = state
+            self.require(namespace, namespace_id, journal)
             self._sequence = 0 if state.head is None else _sequence(state.head)
             self.append(state.following(Kind.OPENED, _now_ms()))
         except BaseException:
             self.close()
             raise
+
+    def require(self, namespace: str, namespace_id: str | None, journal: Collection[Position]) -> None:
+        """That what is captured is of this broker, as of `__init__`; the next entry has its id, if that was not known.
+
+        Raises AnotherNamespace, AnotherBroker; SourceFailed if nobody can say now.
+        """
+        state, url = self.state, self._place.url
+        if state.namespace != namespace:
+            raise AnotherNamespace(f"{url} has rows of the namespace {state.namespace!r}, not {namespace!r}")
+        if state.namespace_id is not None and state.namespace_id == namespace_id:
+            return
+        # Where an id is missing, epochs are compared: they are random numbers, so one that both have says enough.
+        is_known_by_both = state.namespace_id is not None and namespace_id is not None
+        is_its_own = not is_known_by_both and (not state.next or not state.next.keys().isdisjoint(journal))
+        if state.head is None or is_its_own:
+            state.namespace_id = state.namespace_id or namespace_id
+        elif namespace_id is not None:
+            raise AnotherBroker(
+                f"{url} has the rows of another broker of the namespace {namespace!r}: its namespace id is "
+                f"{state.namespace_id or 'not known'}, and this broker's is {namespace_id}. Capture to another URL; a "
+                "broker that was restored from a capture has a new id, too"
+            )
+        elif state.namespace_id is not None:
+            raise SourceFailed(
+                f"the broker does not say its namespace id now, and its journal has no epoch of those in {url}"
+            )
+        # Else the broker is of an earlier version, and its store may have been restored.
 
     def _claim(self, sleep: Callable[[float], object]) -> None:
         found = names(self._place)
@@ -340,24 +364,6 @@ class Chain:
                 self._put_claim(ended=True)
         if self._lock is not None:
             self._lock.release()
-
-
-def _require_its_broker(place: Place, state: State, namespace_id: str | None, journal: Collection[Position]) -> None:
-    """Raises AnotherBroker if what is captured is not of the broker whose journal has these partitions and epochs."""
-    if state.head is None or (state.namespace_id is not None and state.namespace_id == namespace_id):
-        return
-    # An id is missing: a capture of version 1, or a broker that does not tell it. Epochs are random numbers, so one
-    # that both have says enough.
-    is_known_by_both = state.namespace_id is not None and namespace_id is not None
-    if not is_known_by_both and (not state.next or not state.next.keys().isdisjoint(journal)):
-        return
-    if namespace_id is None and state.namespace_id is None:
-        return  # a broker of an earlier version, whose store may have been restored
-    raise AnotherBroker(
-        f"{place.url} has the rows of another broker of the namespace {state.namespace!r}: its namespace id is "
-        f"{state.namespace_id or 'not known'}, and this broker's is {namespace_id or 'not known'}. Capture to another "
-        "URL; a broker that was restored from a capture has a new id, too"
-    )
 
 
 def _locked(place: Place) -> FileLock | None:

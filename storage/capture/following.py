@@ -107,6 +107,8 @@ class Follower:
 
     def _look(self) -> Extents:
         extents = self._source.extents()
+        # Another broker may be there since the capture began, or it tells its id now.
+        self._writer.chain.require(extents.namespace, extents.namespace_id, extents.positions)
         self._extents = extents.partitions
         return extents
 

@@ -50,7 +50,7 @@ class CaptureWriter:
     ) -> None:
         """`namespace_id` and `journal`: as of `storage.capture.chain.Chain`.
 
-        Raises InUse, Superseded, AnotherNamespace, AnotherBroker, DamagedManifest, OSError.
+        Raises InUse, Superseded, AnotherNamespace, AnotherBroker, SourceFailed, DamagedManifest, OSError.
         """
         self.place = place
         self.options = options

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from broker.cli.all_commands import app
 from storage.capture.chain import SNAPSHOT_ENTRIES, Chain, load
-from storage.capture.errors import AnotherBroker, DamagedManifest
+from storage.capture.errors import AnotherBroker, AnotherNamespace, DamagedManifest, SourceFailed
 from storage.capture.manifest import Kind, Next, encode
 from storage.capture.place import Place
 from tests.capture.journal_server import Journal, JournalServer
@@ -165,7 +165,7 @@ def test_another_broker_is_refused_and_writes_nothing(tmp_path):
     # A copy of its files may have its epochs, too.
     with pytest.raises(AnotherBroker, match=f"namespace id is {ID}, and this broker's is {OTHER_ID}. Capture to"):
         Chain(place, NAMESPACE, namespace_id=OTHER_ID, journal=[POSITION])
-    with pytest.raises(AnotherBroker, match=f"namespace id is {ID}, and this broker's is not known"):
+    with pytest.raises(SourceFailed, match="does not say its namespace id now, and its journal has no epoch of those"):
         Chain(place, NAMESPACE, journal=[(0, OTHER_EPOCH)])
     assert load(place).head == before
     # Its own store, restored from a backup: another epoch, the same id.
@@ -175,6 +175,22 @@ def test_another_broker_is_refused_and_writes_nothing(tmp_path):
     # While its workers are away, the gateway does not know the id.
     Chain(place, NAMESPACE, journal=[(0, OTHER_EPOCH)]).close()
     assert load(place).namespace_id == ID
+
+
+def test_a_broker_that_takes_the_place_of_another_is_refused_while_a_capture_runs(tmp_path):
+    place = Place.of(str(tmp_path))
+    chain = Chain(place, NAMESPACE, journal=[POSITION])
+    captured(chain, 5)
+    chain.require(NAMESPACE, None, [POSITION])
+    chain.require(NAMESPACE, ID, [POSITION])  # it was upgraded
+    captured(chain, 6)
+    assert load(place).namespace_id == ID
+    with pytest.raises(AnotherBroker):
+        chain.require(NAMESPACE, OTHER_ID, [POSITION])
+    with pytest.raises(AnotherNamespace):
+        chain.require("other", ID, [POSITION])
+    chain.require(NAMESPACE, ID, [(0, OTHER_EPOCH)])
+    chain.close()
 
 
 def test_each_entry_names_the_one_before_by_its_checksum(tmp_path):
