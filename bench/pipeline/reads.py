@@ -40,9 +40,10 @@ def reads(bench: Recorder, server: Peeklock) -> None:
         folder = place.fresh()
         capture_once(server, Path(folder))
         events = count * ROWS["both"]
-        from pipeline.jobs.ledger import captured_files, read
+        from pipeline.jobs.ledger import read
+        from storage.capture.reading import captured
 
-        files = captured_files(folder, "ledger") or []
+        files = captured(folder).uris()
         captures: dict[str, on_spark.Work] = {
             "captured": lambda: _all(read(spark, folder)),
             "captured-files": lambda: _all(spark.read.parquet(*files)),

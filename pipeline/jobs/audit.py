@@ -205,9 +205,10 @@ def _job(arguments: Sequence[str]) -> int:
         if last is not None:
             running.say(f"going on where {last} ended")
             before = series.before(spark, last)
+    source = running.ledger_at(options.ledger)
     with running.step("judging"):
         found = audit(
-            read(spark, options.ledger, behind=None if before is None else before.ends()),
+            source.rows(spark, behind=None if before is None else before.ends()),
             snapshot,
             opening=opening,
             cut=options.cut,

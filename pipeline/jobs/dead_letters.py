@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pipeline.jobs import plots, running
 from pipeline.jobs.auditing.identities import MAX_MOVES
 from pipeline.jobs.fingerprints import BINARY, binary_sample, fingerprint, is_binary, masked, text_of
-from pipeline.jobs.ledger import ENTERS, MOVED, LedgerError, captured_files, kept, normalized, read
+from pipeline.jobs.ledger import ENTERS, MOVED, LedgerError, Source, kept, normalized
 from pipeline.jobs.report import Headline, Report, Section, Table, counted, labels
 from pyspark_peeklock.errors import JournalRefused
 from pyspark_peeklock.records import columns_of
@@ -286,12 +286,13 @@ def _job(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     with running.step("starting Spark"):
         spark = running.session("peeklock dead letters")
-    ledger = read(spark, options.ledger)
+    source = running.ledger_at(options.ledger)
+    ledger = source.rows(spark)
     messages = None
     if options.messages is not None:
-        messages = read(spark, options.messages, "messages")
-    elif captured_files(options.ledger, "messages"):
-        messages = read(spark, options.ledger, "messages")
+        messages = Source.at(options.messages).rows(spark, "messages")
+    elif source.has("messages"):
+        messages = source.rows(spark, "messages")
     with running.step("counting"):
         dead = dead_letters(ledger)
         tables = {

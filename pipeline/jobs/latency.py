@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from pipeline.jobs import plots, running
-from pipeline.jobs.ledger import has_place, kept, normalized, read
+from pipeline.jobs.ledger import has_place, kept, normalized
 from pipeline.jobs.report import Duration, Headline, Report, Section, Table, counted, duration, labels
 
 MEASURES: Final = ("delivered", "completed")
@@ -168,7 +168,8 @@ def _job(arguments: Sequence[str]) -> int:
     with running.step("starting Spark"):
         spark = running.session("peeklock delivery latency")
     with running.step("measuring"):
-        found = latency(read(spark, options.ledger), options.sub_queue or ("active",)).transform(kept)
+        rows = running.ledger_at(options.ledger).rows(spark)
+        found = latency(rows, options.sub_queue or ("active",)).transform(kept)
     with running.step(f"writing {options.output}"):
         running.write_tables(options.output, {"latency": found})
         page = report(found)

@@ -11,18 +11,15 @@ An entity that is deleted and created again under its name numbers its messages 
 `entityId`, so that the two are different queues. Without this column, all entities of one name are one.
 """
 
-import re
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple, Self
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody does
 from pyspark.sql import types as T  # noqa: N812
 
-from storage.capture.errors import CaptureError
-from storage.capture.manifest import DataFile, TableName
-from storage.capture.reading import captured
+from pipeline.jobs.captured import Manifest, NoCapture
+from storage.capture.manifest import TableName
 
 # What ends, or moves on, a message's stay in a queue. `published` does so only with a sequence number: without one, the
 # message never waited in its topic.
@@ -82,29 +79,58 @@ class LedgerError(Exception):
     """The rows are not a ledger; the text names the column."""
 
 
-def read(
-    spark: SparkSession, path: str, table: str = "ledger", behind: Mapping[tuple[int, str], int] | None = None
-) -> DataFrame:
-    """The rows of a capture at `path`: of all files of the table that its manifest names. Without a manifest, of all
-    Parquet files below `path`, or below its folder `table=...` if it has one.
+class Source(NamedTuple):
+    """Where a ledger is read. Without a manifest, nothing says which files count, and what they should have."""
 
-    `behind`: rows before these offsets, by partition and epoch, are not wanted. Files of a capture that have no others
-    are left out, but for one, so that there are columns. Shuffles of the session get more partitions if the files are
-    large. Raises LedgerError.
-    """
-    from pyspark.errors import AnalysisException
+    path: str
+    manifest: Manifest | None
 
-    where = captured_files(path, table, behind)
-    if where is not None:
-        if not where:
-            raise LedgerError(f"{path}: the capture has no rows of the table {table} yet")
-        return _divided(spark.read.parquet(*where))
-    for folder in (f"{path.rstrip('/')}/table={table}", path):
+    @classmethod
+    def at(cls, path: str) -> Self:
+        """Raises LedgerError, DamagedLedger."""
         try:
-            return _divided(spark.read.parquet(folder))
-        except AnalysisException as error:
-            reason = error
-    raise LedgerError(f"{path}: no Parquet that can be read ({reason.getCondition()})")
+            return cls(path, Manifest.at(path))
+        except NoCapture as error:
+            raise LedgerError(f"{path}: {error}") from error
+
+    def described(self) -> str:
+        if self.manifest is None:
+            return f"{self.path}: no manifest, so that nobody can say whether files are missing or damaged"
+        return f"{self.path}: {self.manifest.described()}"
+
+    def has(self, table: str) -> bool:
+        """Whether a capture has rows of the table."""
+        return self.manifest is not None and bool(self.manifest.files(TableName(table)))
+
+    def rows(
+        self, spark: SparkSession, table: str = "ledger", behind: Mapping[tuple[int, str], int] | None = None
+    ) -> DataFrame:
+        """The rows of all files of the table that the manifest names, when they were compared with it. Without a
+        manifest, of all Parquet files below the path, or below its folder `table=...` if it has one.
+
+        `behind`: rows before these offsets, by partition and epoch, are not wanted. Files of a capture that have no
+        others are left out, but for one, so that there are columns. Shuffles of the session get more partitions if the
+        files are large. Raises LedgerError, DamagedLedger.
+        """
+        from pyspark.errors import AnalysisException
+
+        reader = spark.read.option("parquet.page.verify-checksum.enabled", "true")
+        if self.manifest is not None:
+            files = self.manifest.files(TableName(table), behind)
+            if not files:
+                raise LedgerError(f"{self.path}: the capture has no rows of the table {table} yet")
+            return _divided(reader.parquet(*self.manifest.uris(spark, files)))
+        for folder in (f"{self.path.rstrip('/')}/table={table}", self.path):
+            try:
+                return _divided(reader.parquet(folder))
+            except AnalysisException as error:
+                reason = error
+        raise LedgerError(f"{self.path}: no Parquet that can be read ({reason.getCondition()})")
+
+
+def read(spark: SparkSession, path: str) -> DataFrame:
+    """The rows of a ledger. Raises LedgerError, DamagedLedger."""
+    return Source.at(path).rows(spark)
 
 
 def _divided(rows: DataFrame) -> DataFrame:
@@ -116,29 +142,6 @@ def _divided(rows: DataFrame) -> DataFrame:
     if wanted > int(spark.conf.get(_PARTITIONS) or 0):
         spark.conf.set(_PARTITIONS, wanted)
     return rows
-
-
-def captured_files(path: str, table: str, behind: Mapping[tuple[int, str], int] | None = None) -> list[str] | None:
-    """The files of a capture as Spark names them; None if there is no capture. `behind` as for `read`.
-
-    Raises LedgerError.
-    """
-    try:
-        found = captured(path if "://" in path else str(Path(path).absolute()))
-    except (CaptureError, OSError) as error:
-        raise LedgerError(f"{path}: {error}") from error
-    if found.namespace is None:
-        return None
-    uris = found.uris(TableName(table))
-    if behind is not None:
-        files = zip(uris, found.files(TableName(table)), strict=True)
-        uris = [uri for uri, file in files if _has_rows_behind(file, behind)] or uris[-1:]
-    # Hadoop, whose file systems Spark uses, calls some of them by other names than pyarrow.
-    return [re.sub("^s3:", "s3a:", uri) for uri in uris]
-
-
-def _has_rows_behind(file: DataFile, ends: Mapping[tuple[int, str], int]) -> bool:
-    return any(each.last >= ends.get(each.position, 0) for each in file.ranges)
 
 
 def normalized(rows: DataFrame) -> DataFrame:

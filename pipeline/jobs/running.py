@@ -1,7 +1,7 @@
 """How a job runs as a program: its session, its progress on standard error, its output and its exit code.
 
-Exit codes: 0 done; 1 faults were found, and --fail-on-faults was given; 2 wrong use, or the input is no ledger; 3 it
-could not be done, such as with a file that is damaged.
+Exit codes: 0 done; 1 the audit found faults, gaps or undecided messages, and an option says that it fails then; 2 wrong
+use, or the input is no ledger; 3 it could not be done, such as with a file that is damaged.
 """
 
 import argparse
@@ -24,7 +24,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.jobs import classes
-from pipeline.jobs.ledger import LedgerError
+from pipeline.jobs.captured import DamagedLedger
+from pipeline.jobs.ledger import LedgerError, Source
 from pipeline.jobs.report import Report, render
 from protocol.client.errors import ClientError
 from pyspark_peeklock import readiness
@@ -117,6 +118,13 @@ def changing_parser(module: str, text: str, example: str) -> argparse.ArgumentPa
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", required=True, metavar="DIR", help="Where Parquet and the report are written.")
+
+
+def ledger_at(path: str) -> Source:
+    """A ledger, of which standard error says whose it is. Raises LedgerError, DamagedLedger."""
+    found = Source.at(path)
+    say(found.described())
+    return found
 
 
 class WrongUse(Exception):
@@ -217,7 +225,7 @@ def run(job: Callable[[Sequence[str]], int], arguments: Sequence[str] | None = N
         # PySpark makes its own exceptions of some of Java's. The text of the others begins with a line about a call.
         print(f"peeklock: Spark could not do it: {told(error)}", file=sys.stderr)
         return NOT_DONE
-    except (NotDone, PeeklockSourceError, ClientError, TimeoutError) as error:
+    except (NotDone, DamagedLedger, PeeklockSourceError, ClientError, TimeoutError) as error:
         print(f"peeklock: {error}", file=sys.stderr)
         return NOT_DONE
     except OSError as error:

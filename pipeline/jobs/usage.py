@@ -28,7 +28,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from pipeline.jobs import plots, running
 from pipeline.jobs.auditing.identities import is_accepted
-from pipeline.jobs.ledger import kept, normalized, read
+from pipeline.jobs.ledger import kept, normalized
 from pipeline.jobs.report import Headline, Report, Section, Table, counted, labels
 
 OPERATION_BYTES: Final = 64 << 10
@@ -225,7 +225,7 @@ def _job(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     with running.step("starting Spark"):
         spark = running.session("peeklock usage and cost")
-    ledger = read(spark, options.ledger)
+    ledger = running.ledger_at(options.ledger).rows(spark)
     with running.step("counting"):
         used = usage(ledger, options.prices).transform(kept)
         drained = syphoned(ledger).transform(kept)

@@ -349,6 +349,7 @@ def test_a_file_that_a_compaction_replaces_meanwhile_is_not_missing(sound, tmp_p
 
 def test_the_order_of_epochs_is_that_in_which_they_were_captured(sound):
     state = load(Place.of(str(sound)))
+    assert state is not None
     assert inventory(state) == [
         Expected(0, EPOCH, 0, 90, (Span(60, 70),)),
         Expected(1, EPOCH, 0, 60, ()),

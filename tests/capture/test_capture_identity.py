@@ -130,8 +130,8 @@ def test_a_capture_of_version_1_is_read_and_goes_on_with_the_id_of_its_broker(tm
     for name, text in files.items():
         assert bytes(place.read(f"manifest/{name}")).decode() == text
     # The first new entry has it.
-    [third] = [each.path for each in place.files("manifest") if "/00000000000000000003-" in each.path]
-    third = content(place, third.removeprefix("manifest/"))
+    [path] = [each.path for each in place.files("manifest") if "/00000000000000000003-" in each.path]
+    third = content(place, path.removeprefix("manifest/"))
     assert (third["namespaceId"], third["previous"]) == (ID, SECOND)
     assert third["previousChecksum"] == (None if files.keys() & SNAPSHOT_1.keys() else "9dd6dfd8bbb55ddb")
 
