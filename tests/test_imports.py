@@ -153,6 +153,7 @@ MAY_IMPORT = {
     "pipeline": {"protocol", "pipeline"},
     # Reports, on whatever machine runs Spark: they read captures, and no broker's stores.
     "pipeline.jobs": {"pipeline.jobs", "pyspark_peeklock", "storage.capture"},
+    "pipeline.jobs.auditing.bodies": {"pipeline.jobs", "storage.records"},
     "pipeline.jobs.running": {"pipeline.jobs", "pyspark_peeklock", "protocol.client.errors"},
     # Those that change data are clients of a broker, as commands are.
     "pipeline.jobs.changing.completing": {"broker.cli.progress", "broker.cli.taking", "protocol", "pyspark_peeklock"},
@@ -293,6 +294,7 @@ PURE = (
     "broker.runs",
     "broker.errors",
     "broker.namespace.entities",
+    "storage.capture.inventory",
     "storage.journal.events",
     "storage.journal.frames",
     "storage.journal.rows",

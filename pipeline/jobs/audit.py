@@ -9,6 +9,7 @@ It reads the ledger, and what was in the queues if that is given, and writes
 | `moves` | each move of which a side is missing, and each that could not be decided (`auditing.moves`) |
 | `ids` | what became of the message ids that a fault concerns (`auditing.identities`) |
 | `offsets`, `problems` | which offsets the ledger has, and which it lacks (`auditing.offsets`) |
+| `bodies` | with `--bodies`: each message whose body is not what was enqueued (`auditing.bodies`) |
 | `open` | what is in the queues at the end (`Judged.open`): the `--opening` of an audit of the rows that follow |
 | `pending`, `blind` | of a series: moves whose other side may come behind the end, and gaps that may hide one |
 """
@@ -20,21 +21,23 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from pipeline.jobs import running
-from pipeline.jobs.auditing import checksum, identities, moves, series, verdicts
-from pipeline.jobs.auditing.findings import Audit, summary, verdict_text
-from pipeline.jobs.auditing.offsets import offsets_of
+from pipeline.jobs.auditing import bodies, checksum, identities, moves, series, verdicts
+from pipeline.jobs.auditing.findings import Audit, Compared, summary, verdict_text
+from pipeline.jobs.auditing.offsets import SKEW, Wanted, from_micros, offsets_of
 from pipeline.jobs.auditing.page import FAULT_COLUMNS, report
 from pipeline.jobs.auditing.presence import presence
 from pipeline.jobs.auditing.queues import names_of, newest_of
 from pipeline.jobs.auditing.series import Before
 from pipeline.jobs.auditing.verdicts import FAULTS, Snapshot
-from pipeline.jobs.ledger import NAMES, PLACE, LedgerError, kept, normalized, read, until
-from pyspark_peeklock.journal_client import Endpoint
+from pipeline.jobs.captured import Manifest
+from pipeline.jobs.ledger import NAMES, PLACE, LedgerError, Source, kept, normalized, read, until
+from pyspark_peeklock.journal_client import Endpoint, JournalClient
 from pyspark_peeklock.options import Access
+from storage.capture.inventory import behind
 
 PATIENCE_S = 120.0  # that the broker may be away
 
@@ -50,10 +53,13 @@ def audit(
     flagged_only: bool = False,
     broker: Endpoint | None = None,
     before: Before | None = None,
+    wanted: Wanted | None = None,
+    skew: timedelta = SKEW,
 ) -> Audit:
     """Audit the rows of a ledger before `cut` (see `ledger.until`), and where one is `before`, from its end on.
 
     `broker`: in place of a snapshot, what was in its queues where the ledger ends (`pipeline.jobs.auditing.presence`).
+    `wanted`: what the ledger should have; `skew`: times that go back by more are told.
     `before`: its `opening` and `is_whole` count, and those given do not.
     `opening`: the table `open` of the audit of all rows before these. `is_whole`: before the ledger's first rows, all
     queues were empty. `flagged_only`: judge only messages of queues whose checksum is wrong, which needs a snapshot,
@@ -65,7 +71,7 @@ def audit(
     # What does not wait for each other is asked at once: while one question is planned, another has the processors.
     with ThreadPoolExecutor() as beside:
         named = beside.submit(names_of, ledger)
-        offsets = offsets_of(ledger, cut, () if before is None else before.logs)
+        offsets = offsets_of(ledger, cut, () if before is None else before.logs, wanted, skew)
         if before is None:
             # After a restore, the first rows of an epoch are not the first that happened.
             is_whole = (is_whole or opening is not None) and offsets.is_of_one_epoch
@@ -175,6 +181,22 @@ def _job(arguments: Sequence[str]) -> int:
         action="store_true",
         help="Judge only messages of queues whose checksum is wrong: much cheaper.",
     )
+    parser.add_argument(
+        "--skew",
+        metavar="SECONDS",
+        type=running.number_at_least(0),
+        default=int(SKEW.total_seconds()),
+        help="Tell of rows whose time is so much earlier than that of a row before.",
+    )
+    parser.add_argument(
+        "--bodies", action="store_true", help="Compare captured bodies with the checksums that they were enqueued with."
+    )
+    parser.add_argument(
+        "--consumer",
+        metavar="NAME",
+        default="capture",
+        help="The name by which the capture tells the broker how far it has come.",
+    )
     parser.add_argument("--fail-on-faults", action="store_true", help="Exit with 1 if there are faults.")
     options = parser.parse_args(arguments)
     if options.present is None and (options.present_covers or options.present_began):
@@ -205,7 +227,10 @@ def _job(arguments: Sequence[str]) -> int:
         if last is not None:
             running.say(f"going on where {last} ended")
             before = series.before(spark, last)
+    # Before the manifest is read: the capture may go on, and tells the broker of what the manifest has.
+    told = {} if broker is None else _told(broker, options.consumer)
     source = running.ledger_at(options.ledger)
+    manifest = source.manifest
     with running.step("judging"):
         found = audit(
             source.rows(spark, behind=None if before is None else before.ends()),
@@ -217,16 +242,50 @@ def _job(arguments: Sequence[str]) -> int:
             flagged_only=options.flagged_only,
             broker=broker,
             before=before,
+            wanted=None if manifest is None else _wanted(manifest, timedelta(seconds=options.skew)),
+            skew=timedelta(seconds=options.skew),
         )
-        numbers = summary(found)
+        if manifest is not None:
+            found = found._replace(cut=[*behind(manifest.state, told)])
+        if options.bodies:
+            found = found._replace(bodies=_damaged_bodies(spark, source, options.cut, before))
+        numbers = summary(found, is_of_series=options.series)
+    compared = Compared.SNAPSHOT if snapshot is not None else Compared.NOTHING
+    if broker is not None:
+        compared = Compared.BROKER
     with running.step(f"writing {output}"):
         with ThreadPoolExecutor() as beside:
             written = beside.submit(running.write_tables, output, found.tables(is_of_series=options.series))
-            page = report(found, numbers, snapshot is not None or broker is not None)
+            page = report(found, numbers, compared, source.described())
             written.result()
         running.write_report(output, page)
-    print(verdict_text(numbers)[0])
+    print(verdict_text(numbers, compared)[0])
     return running.FAULTS_FOUND if numbers.faults and options.fail_on_faults else 0
+
+
+def _wanted(manifest: Manifest, skew: timedelta) -> Wanted:
+    """`skew`: between the clocks of the broker and of the capture."""
+    state = manifest.state
+    if not state.written_ms:  # an earlier version did not say
+        return Wanted(state.namespace, manifest.expected)
+    return Wanted(state.namespace, manifest.expected, from_micros(state.written_ms * 1000) + skew)
+
+
+def _told(broker: Endpoint, consumer: str) -> dict[tuple[int, str], int]:
+    client = JournalClient(broker)
+    try:
+        return client.told(consumer)
+    finally:
+        client.close()
+
+
+def _damaged_bodies(
+    spark: SparkSession, source: Source, cut: Mapping[tuple[int, str | None], int] | None, before: Before | None
+) -> DataFrame:
+    """Raises LedgerError, DamagedLedger."""
+    rows = normalized(source.rows(spark, "messages", None if before is None else before.ends()))
+    rows = until(rows, cut)
+    return bodies.damaged(rows if before is None else before.following(rows))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -30,7 +30,7 @@ from pyspark_peeklock.errors import (
     JournalUnreachable,
     OutOfRetention,
 )
-from pyspark_peeklock.journal_offsets import PartitionState, states_of
+from pyspark_peeklock.journal_offsets import PartitionState, states_of, told_of
 from pyspark_peeklock.options import Access
 from pyspark_peeklock.parts import OffsetRange
 
@@ -109,12 +109,18 @@ class JournalClient:
 
         Raises JournalRefused, JournalUnreachable or InvalidOption.
         """
-        path = "/$journal?current=1" if current else "/$journal"
+        return states_of(self._overview("/$journal?current=1" if current else "/$journal"))
+
+    def told(self, consumer: str) -> dict[tuple[int, str], int]:
+        """By partition and epoch, before which offset the consumer has told that it has all. Raises as `states`."""
+        return told_of(self._overview("/$journal"), consumer)
+
+    def _overview(self, path: str) -> Any:
+        """Raises JournalRefused, JournalUnreachable or InvalidOption."""
         patience = _Patience(self._endpoint.retry_timeout_s)
         while True:
             try:
-                answer = self._get(path)
-                return states_of(_json(answer))
+                return _json(self._get(path))
             except (OSError, http.client.HTTPException, _Cut) as error:
                 self.close()
                 patience.wait(error, "GET /$journal")

@@ -62,6 +62,20 @@ def states_of(answer: Any) -> tuple[str, dict[int, PartitionState]]:
         raise JournalRefused(f"the answer to GET /$journal makes no sense: {type(error).__name__}: {error}") from None
 
 
+def told_of(answer: Any, consumer: str) -> dict[tuple[int, str], int]:
+    """By partition and epoch, before which offset the consumer has all, as an answer to `GET /$journal` says; nothing
+    if it does not know the consumer. Raises JournalRefused if it makes no sense."""
+    try:
+        return {
+            (_number(each["partition"], MAX_PARTITION), _epoch(each["epoch"])): _number(each["offset"])
+            for known in answer.get("consumers", ())
+            if known["name"] == consumer
+            for each in known["partitions"]
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise JournalRefused(f"the answer to GET /$journal makes no sense: {type(error).__name__}: {error}") from None
+
+
 def position(offsets: Iterable[tuple[int, str, int]]) -> Position:
     return {str(partition): {"epoch": epoch, "offset": offset} for partition, epoch, offset in sorted(offsets)}
 

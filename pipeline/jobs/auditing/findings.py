@@ -1,7 +1,8 @@
 """What an audit found: its tables, the same in numbers, and the verdict in a sentence."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
 from typing import NamedTuple
 
 from pyspark.sql import DataFrame
@@ -16,7 +17,8 @@ class Audit(NamedTuple):
     """What the audit found. Tables as in the docstring of `pipeline.jobs.audit`.
 
     `hidden`: why queues were not compared with what is in them, by entity and subqueue. `is_whole`: of all that had
-    happened before the end, nothing is missing.
+    happened before the end, nothing is missing. `bodies`: places whose bodies are not what was enqueued, if that was
+    asked. `cut`: what the broker was told is captured, and the manifest does not have.
     """
 
     offsets: Offsets
@@ -30,6 +32,8 @@ class Audit(NamedTuple):
     blind: DataFrame
     hidden: Mapping[tuple[str, str], str]
     is_whole: bool
+    bodies: DataFrame | None = None
+    cut: Sequence[str] = ()
 
     def tables(self, *, is_of_series: bool = False) -> dict[str, DataFrame]:
         found = {
@@ -41,16 +45,22 @@ class Audit(NamedTuple):
             "problems": self.offsets.problems_table(),
             "open": self.open,
         }
+        if self.bodies is not None:
+            found["bodies"] = self.bodies
         return found | {"pending": self.pending, "blind": self.blind} if is_of_series else found
 
 
 class Summary(NamedTuple):
     """The audit in numbers: messages by verdict of each queue (namespace, entity, subqueue), moves by verdict, gaps and
-    truncations, and rows with repeated offsets."""
+    truncations, and rows with repeated or foreign offsets, or with times that go back. `moves` are without those that
+    the next audit of a series decides. `bodies`: those that are not what was enqueued. `missing`: offsets in gaps."""
 
     queues: Mapping[tuple[str, str, str], Counter[str]]
     moves: Counter[str]
     problems: Counter[str]
+    bodies: int = 0
+    missing: int = 0
+    cut: int = 0
 
     @property
     def messages(self) -> Counter[str]:
@@ -60,14 +70,19 @@ class Summary(NamedTuple):
     def faults(self) -> int:
         messages = self.messages
         places = sum(messages[verdict] for verdict in FAULTS)
-        return places + sum(self.moves[verdict] for verdict in MOVE_FAULTS) + self.problems["repeated"]
+        rows = self.problems["repeated"] + self.problems["foreign"]
+        return places + sum(self.moves[verdict] for verdict in MOVE_FAULTS) + rows + self.bodies
 
     @property
     def gaps(self) -> int:
-        return self.problems["gap"] + self.problems["truncated"]
+        return self.problems["gap"] + self.problems["truncated"] + self.cut
+
+    @property
+    def undecided(self) -> int:
+        return self.messages["undecided"] + self.moves["undecided"]
 
 
-def summary(found: Audit) -> Summary:
+def summary(found: Audit, *, is_of_series: bool = False) -> Summary:
     # Queues are few, so that Python counts what is known of each; moves that do not match may be many.
     queues: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
     for row in found.verdicts.collect():
@@ -76,30 +91,58 @@ def summary(found: Audit) -> Summary:
         moves = Counter(row.verdict for row in found.moves.collect())
     else:
         moves = Counter(dict(found.moves.groupBy("verdict").agg(F.count(F.lit(1))).collect()))
+    if is_of_series:
+        moves["undecided"] -= found.pending.count()
     problems: Counter[str] = Counter()
-    for log in found.offsets.logs:
+    missing = 0
+    for log in (*found.offsets.logs, *found.offsets.foreign):
         for problem in log.problems:
             problems[problem.kind] += 1 if problem.hides else problem.size
-    return Summary(queues, moves, problems)
+            missing += problem.size if problem.hides else 0
+    bodies = 0 if found.bodies is None else found.bodies.count()
+    return Summary(queues, moves, problems, bodies, missing, len(found.cut))
 
 
-def verdict_text(numbers: Summary) -> tuple[str, str]:
-    """The verdict in a sentence, and its mood."""
-    messages = numbers.messages
-    total = messages.total()
-    gaps = ""
+class Compared(StrEnum):
+    """With what the ledger was compared; as a sentence."""
+
+    BROKER = "The broker was asked what is in its queues."
+    SNAPSHOT = "It was compared with a snapshot; the broker was not asked."
+    NOTHING = "The broker was not asked."
+
+
+def verdict_text(numbers: Summary, compared: Compared = Compared.NOTHING) -> tuple[str, str]:
+    """The verdict in one line, and its mood."""
+    verdict, mood = _verdict(numbers)
+    return " ".join([verdict, *_reservations(numbers), compared]), mood
+
+
+def _reservations(numbers: Summary) -> Iterator[str]:
     if numbers.gaps:
         many = "a gap" if numbers.gaps == 1 else f"{numbers.gaps:,} gaps"
-        gaps = f" The ledger has {many}: what happened there is not known, and is called no fault."
+        rows = f" of {numbers.missing:,} rows" if numbers.missing else ""
+        yield f"The ledger has {many}{rows}: what happened there is not known, and is called no fault."
+    if numbers.cut:
+        yield "The newest entries of the manifest are gone: the broker was told that more is captured."
+    if backward := numbers.problems["backward"]:
+        yield f"Times go back in {'a row' if backward == 1 else f'{backward:,} rows'}."
+
+
+def _verdict(numbers: Summary) -> tuple[str, str]:
+    messages = numbers.messages
+    total = messages.total()
     if numbers.faults:
         named = {name: messages[name] for name in FAULTS if messages[name]}
         named |= {name: numbers.moves[name] for name in MOVE_FAULTS if numbers.moves[name]}
         if numbers.problems["repeated"]:
             named["repeated offsets"] = numbers.problems["repeated"]
+        if numbers.problems["foreign"]:
+            named["rows that were not captured"] = numbers.problems["foreign"]
+        if numbers.bodies:
+            named["damaged bodies"] = numbers.bodies
         listed = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in named.items())
         counted = "1 fault" if numbers.faults == 1 else f"{numbers.faults:,} faults"
-        return f"{counted} in {total:,} messages: {listed}.{gaps}", "bad"
-    undecided = messages["undecided"] + numbers.moves["undecided"]
-    if undecided:
-        return f"No faults in {total:,} messages; {undecided:,} could not be decided.{gaps}", "plain"
-    return f"All {total:,} messages are accounted for.{gaps}", "plain" if numbers.gaps else "good"
+        return f"{counted} in {total:,} messages: {listed}.", "bad"
+    if numbers.undecided or numbers.gaps:
+        return f"No faults in {total:,} messages; {numbers.undecided:,} could not be decided.", "plain"
+    return f"All {total:,} messages are accounted for.", "plain" if numbers.problems["backward"] else "good"

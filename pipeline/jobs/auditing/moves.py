@@ -27,7 +27,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from pipeline.jobs.auditing.offsets import Log, Offsets, local_table, to_micros
+from pipeline.jobs.auditing.offsets import HIDING, Log, Offsets, local_table, to_micros
 from pipeline.jobs.ledger import MOVED, MOVES, kept
 
 MOVE_FAULTS: Final = ("not_arrived", "arrived_twice", "no_origin")
@@ -209,7 +209,7 @@ def _blind(offsets: Offsets, is_whole: bool, before: Pending | None) -> DataFram
         if not is_whole:
             hide(_LONG_AGO, to_micros(log.first_time))
     columns = ("namespace", "partition", "generation", F.unix_micros("firstTime"), F.unix_micros("lastTime"))
-    problems = [] if before is None else before.problems.filter("kind != 'repeated'").select(*columns).collect()
+    problems = [] if before is None else before.problems.filter(F.col("kind").isin(*HIDING)).select(*columns).collect()
     for namespace, partition, generation, start, end in problems:
         own = {"partition": partition, "generation": generation, "isWide": False}
         intervals[namespace].append({"from": start, "to": end} | own)

@@ -1,16 +1,18 @@
 """The offsets of a ledger: where each partition's rows begin and end, and what is missing in between.
 
-Offsets of one partition and epoch are contiguous: each gap is a part of the ledger that we do not have. The journal
-itself tells of a part that it has lost by a row `truncated`. What happened in either is unknown, so that nothing may be
-concluded from its absence there. A gap divides the ledger of a partition into *segments*; a segment is known by the
-offset of its first row.
+Offsets of one partition and epoch are contiguous: each gap is a part of the ledger that we do not have. A capture's
+manifest says where they begin and end: a missing head or tail, and a partition or an epoch without rows, are gaps, too,
+and rows that it does not know are *foreign*, a fault. The journal itself tells of a part that it has lost by a row
+`truncated`. What happened in any of these is unknown, so that nothing may be concluded from its absence there. A gap
+divides the ledger of a partition into *segments*; a segment is known by the offset of its first row.
 
 A partition may have several epochs: a store that was restored from a copy counts from 0 again. `generation` numbers
-them from the newest, which is 0, by the time of their first rows.
+them from the newest, which is 0, in the order in which the manifest got to know them, or else by the time of their
+first rows.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
@@ -18,9 +20,14 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
+from pipeline.jobs.captured import DamagedLedger
 from pipeline.jobs.ledger import LedgerError, queue
+from storage.capture.inventory import Expected, Span, without
 
 MAX_PROBLEMS: Final = 100_000
+HIDING: Final = ("gap", "truncated")  # kinds of problems that may hide what happened
+SKEW: Final = timedelta(minutes=1)
+LOST: Final = "lost before it was captured, as the manifest says"
 
 _EPOCH: Final = ("namespace", "partition", "epoch")
 # Offsets whose presence is held in one 64-bit number: 1,000,000 rows are 15,625 of them.
@@ -51,9 +58,10 @@ _PROBLEMS: Final = pa.schema(
 class Problem(NamedTuple):
     """Of one partition's offsets.
 
-    `kind` is "gap": `size` offsets are missing; "truncated": the journal itself lacks what was before `to_offset`; or
-    "repeated": `size` rows have the offset of another row. `to_offset` is behind it. `first_time` and `last_time` are
-    around it.
+    `kind` is "gap": `size` offsets are missing; "truncated": the journal itself lacks what was before `to_offset`;
+    "repeated": `size` rows have the offset of another row; "foreign": so many were not captured, as the manifest says;
+    or "backward": `size` rows have times before those of rows with lower offsets. `to_offset` is behind it.
+    `first_time` and `last_time` are around it.
     """
 
     kind: str
@@ -67,7 +75,7 @@ class Problem(NamedTuple):
     @property
     def hides(self) -> bool:
         """Something may have happened that the ledger does not have."""
-        return self.kind != "repeated"
+        return self.kind in HIDING
 
 
 class Log(NamedTuple):
@@ -97,6 +105,7 @@ class Offsets(NamedTuple):
 
     rows: DataFrame
     logs: list[Log]
+    foreign: list[Log] = []  # of epochs that the manifest does not know; their rows are not in `rows`
 
     @property
     def is_uncut(self) -> bool:
@@ -124,7 +133,7 @@ class Offsets(NamedTuple):
             | {"kind": each.kind, "count": each.size, "description": each.description}
             | {"fromOffset": each.from_offset, "toOffset": each.to_offset}
             | {"firstTime": each.first_time, "lastTime": each.last_time}
-            for log in self.logs
+            for log in (*self.logs, *self.foreign)
             for each in log.problems
         ]
         return local_table(self.rows.sparkSession, rows, _PROBLEMS)
@@ -144,13 +153,27 @@ def local_table(spark: SparkSession, rows: Iterable[dict[str, Any]], schema: pa.
     return spark.createDataFrame(pa.Table.from_pylist(list(rows), schema=schema))
 
 
+class Wanted(NamedTuple):
+    """What a ledger should have: `expected` of a capture of this namespace. What it lacks at its end had happened by
+    `known_at`, when the manifest was written."""
+
+    namespace: str
+    expected: Sequence[Expected]
+    known_at: datetime = datetime.max.replace(tzinfo=UTC)
+
+
 def offsets_of(
-    ledger: DataFrame, cut: Mapping[tuple[int, str | None], int] | None = None, before: Sequence[Log] = ()
+    ledger: DataFrame,
+    cut: Mapping[tuple[int, str | None], int] | None = None,
+    before: Sequence[Log] = (),
+    wanted: Wanted | None = None,
+    skew: timedelta = SKEW,
 ) -> Offsets:
     """Read the offsets of a normalized ledger, in one pass over it if nothing is missing.
 
     If its rows end before the cut (see `ledger.until`), the rest is a gap; so is what is missing behind the ends of the
-    logs `before`, with whose epochs it goes on. Raises LedgerError.
+    logs `before`, with whose epochs it goes on, and what is `wanted`. Times that go back by more than `skew` are told.
+    Raises LedgerError.
     """
     bit = F.expr(f"shiftleft(1L, cast(journalOffset % {_BITS} as int))")
     is_truncated = F.col("op") == "truncated"
@@ -163,6 +186,8 @@ def offsets_of(
         F.min("eventTime").alias("firstTime"),
         F.max("eventTime").alias("lastTime"),
     )
+    # One row for 64, which is read again for the times. The columns are new ones, as of `ledger.kept`.
+    buckets = buckets.localCheckpoint(eager=False).select(*(F.col(name).alias(name) for name in buckets.columns))
     found = (
         buckets.groupBy(*_EPOCH)
         .agg(
@@ -182,54 +207,165 @@ def offsets_of(
             problems[row.namespace, row.partition, row.epoch].append(_problem(row))
         if sum(map(len, problems.values())) > MAX_PROBLEMS:
             raise LedgerError(f"the ledger has more than {MAX_PROBLEMS:,} gaps in its offsets (column journalOffset)")
-    logs = []
+    for row in _backward(buckets, ledger, skew).collect():
+        problems[row.namespace, row.partition, row.epoch].append(_problem(row))
+    logs: list[Log] = []
+    foreign: list[Log] = []
     known = {(log.namespace, log.partition, log.epoch): log for log in before}
-    _require_that_it_goes_on(found, before)
+    _require_that_it_goes_on(found, before, wanted)
+    order: dict[tuple[str, int, str], int] = {}
+    expected: dict[tuple[str, int, str], Expected] = {}
+    if wanted is not None:
+        expected = {(wanted.namespace, *each.position): each for each in wanted.expected}
+        order = {position: number for number, position in enumerate(expected)}
+    rows: list[Row | _Found] = [*found, *_without_rows(found, expected, known)]
+    rows.sort(key=lambda row: (order.get(_position(row), -1), row.firstTime, row.epoch), reverse=True)
     generations: dict[tuple[str, int], int] = defaultdict(int)
-    for row in sorted(found, key=lambda row: (row.firstTime, row.epoch), reverse=True):
+    for row in rows:
+        own = problems[row.namespace, row.partition, row.epoch]
+        if wanted is not None and _position(row) not in expected:
+            first, last = from_micros(row.firstTime), from_micros(row.lastTime)
+            foreign_epoch = Problem(
+                "foreign", row.low, row.end, row.rows, first, last, "an epoch that was not captured"
+            )
+            foreign.append(_log(row, -1, row.low, row.end, [foreign_epoch]))
+            continue
         generation = generations[row.namespace, row.partition]
         generations[row.namespace, row.partition] += 1
-        own = problems[row.namespace, row.partition, row.epoch]
-        end = (cut or {}).get((row.partition, row.epoch), (cut or {}).get((row.partition, None), row.end))
-        if end > row.end and generation == 0:
+        until = (cut or {}).get((row.partition, row.epoch), (cut or {}).get((row.partition, None)))
+        end = row.end
+        if wanted is not None:
+            each = expected[_position(row)]
+            end, more = _compared(row, each, own, until, wanted.known_at, is_new=_position(row) not in known)
+            own[:] = [*(_told_why(problem, each) for problem in own), *more]
+        if until is not None and until > end and generation == 0:
             last = from_micros(row.lastTime)
-            own.append(
-                Problem("gap", row.end, end, end - row.end, last, datetime.max.replace(tzinfo=UTC), "up to the cut")
-            )
+            own.append(Problem("gap", end, until, until - end, last, _AT_THE_END, "up to the cut"))
         low = row.low
+        if wanted is not None and _position(row) not in known:
+            low = min(low, expected[_position(row)].first)
         if (last_known := known.pop((row.namespace, row.partition, row.epoch), None)) is not None:
             low = last_known.end
             if row.low > low:
                 since, first = last_known.last_time, from_micros(row.firstTime)
                 own.append(Problem("gap", low, row.low, row.low - low, since, first, "since the audit before"))
-        own.sort(key=lambda each: (each.from_offset, each.to_offset))
-        logs.append(
-            Log(
-                *(row.namespace, row.partition, row.epoch, generation, low, row.end, row.rows),
-                *(from_micros(row.firstTime), from_micros(row.lastTime), tuple(own)),
-            )
-        )
+        logs.append(_log(row, generation, low, end, own))
     for log in known.values():  # nothing has happened there since
         logs.append(log._replace(low=log.end, rows=0, first_time=log.last_time, problems=()))
     logs.sort(key=lambda log: (log.namespace, log.partition, -log.generation))
-    return Offsets(_with_generation(ledger, logs).select("*", queue()), logs)
+    return Offsets(_with_generation(ledger, logs, has_others=bool(foreign)).select("*", queue()), logs, foreign)
 
 
-def _require_that_it_goes_on(found: Sequence[Row], before: Sequence[Log]) -> None:
-    """Raises LedgerError if a partition was restored since, or the ledger is of other namespaces."""
+class _Found(NamedTuple):
+    """What is found of one partition in one epoch, as a row of the ledger's sums has it; times in microseconds."""
+
+    namespace: str
+    partition: int
+    epoch: str
+    low: int
+    end: int
+    rows: int
+    firstTime: int  # noqa: N815 - a column
+    lastTime: int  # noqa: N815
+
+
+def _position(row: Row | _Found) -> tuple[str, int, str]:
+    return row.namespace, row.partition, row.epoch
+
+
+def _log(row: Row | _Found, generation: int, low: int, end: int, problems: Iterable[Problem]) -> Log:
+    return Log(
+        *(row.namespace, row.partition, row.epoch, generation, low, end, row.rows),
+        *(from_micros(row.firstTime), from_micros(row.lastTime)),
+        tuple(sorted(problems, key=lambda each: (each.from_offset, each.to_offset))),
+    )
+
+
+def _without_rows(
+    found: Sequence[Row], expected: Mapping[tuple[str, int, str], Expected], known: Mapping[tuple[str, int, str], Log]
+) -> Iterator[_Found]:
+    """What should have rows, and has none. The times are those between which the others are."""
+    first = min((row.firstTime for row in found), default=0)
+    last = max((row.lastTime for row in found), default=first)
+    have = {_position(row) for row in found}
+    partitions = {position[:2] for position in known}
+    for position, each in expected.items():
+        if position in have:
+            continue
+        # Of an epoch that has ended before the audit before, nothing is missing.
+        if known and position not in known and position[:2] in partitions:
+            continue
+        log = known.get(position)
+        begin = each.first if log is None else log.end
+        if begin < each.next:
+            times = (first, last) if log is None else (to_micros(log.last_time),) * 2
+            yield _Found(*position, begin, begin, 0, *times)
+
+
+def _compared(
+    row: Row | _Found,
+    expected: Expected,
+    own: Sequence[Problem],
+    until: int | None,
+    known_at: datetime,
+    *,
+    is_new: bool,
+) -> tuple[int, list[Problem]]:
+    """Where the rows should end, and what is missing before and behind them, or was not captured. `own` are the gaps
+    between them. `is_new`: no audit before has had rows of the epoch."""
+    first, last = from_micros(row.firstTime), from_micros(row.lastTime)
+    end = expected.next if until is None else min(expected.next, until)
+    more = []
+    if is_new and row.low > expected.first and row.rows:
+        more.append(_gap(expected, expected.first, row.low, _EPOCH_BEGIN, first))
+    if row.end < end:
+        more.append(_gap(expected, row.end, end, last if row.rows else _EPOCH_BEGIN, max(last, known_at)))
+    present = without(
+        [Span(row.low, row.end)], [Span(each.from_offset, each.to_offset) for each in own if each.kind == "gap"]
+    )
+    for span in without(present, expected.captured):
+        more.append(Problem("foreign", *span, span.size, first, last, "offsets that were not captured"))
+    return max(end, row.end), more
+
+
+def _told_why(problem: Problem, expected: Expected) -> Problem:
+    if problem.kind != "gap":
+        return problem
+    return _gap(expected, problem.from_offset, problem.to_offset, problem.first_time, problem.last_time)
+
+
+def _gap(expected: Expected, first: int, end: int, first_time: datetime, last_time: datetime) -> Problem:
+    is_lost = not without([Span(first, end)], expected.gaps)
+    text = LOST if is_lost else "rows that the manifest says were captured"
+    return Problem("gap", first, end, end - first, first_time, last_time, text)
+
+
+def _require_that_it_goes_on(found: Sequence[Row], before: Sequence[Log], wanted: Wanted | None) -> None:
+    """Raises LedgerError if a partition was restored since, or the ledger is of other namespaces; DamagedLedger if its
+    manifest ends where it did not yet know what the audit before had."""
     if before and found and not {row.namespace for row in found} & {log.namespace for log in before}:
         name = found[0].namespace
         raise LedgerError(f"the ledger is of the namespace {name}, and the audit before is of {before[0].namespace}")
     epochs = {(log.namespace, log.partition): log.epoch for log in before}
-    for row in found:
-        if (epoch := epochs.get((row.namespace, row.partition), row.epoch)) != row.epoch:
+    newest = {} if wanted is None else {(wanted.namespace, each.partition): each.epoch for each in wanted.expected}
+    present = [((row.namespace, row.partition), row.epoch) for row in found]
+    for (namespace, partition), other in (*present, *newest.items()):
+        if (epoch := epochs.get((namespace, partition), other)) != other:
             raise LedgerError(
-                f"partition {row.partition} was restored since the audit before, which ended in its epoch {epoch}: "
+                f"partition {partition} was restored since the audit before, which ended in its epoch {epoch}: "
                 "begin a new series of audits"
+            )
+    ends = {} if wanted is None else {(wanted.namespace, *each.position): each.next for each in wanted.expected}
+    for log in before if wanted is not None else ():
+        if (end := ends.get((log.namespace, log.partition, log.epoch), 0)) < log.end:
+            raise DamagedLedger(
+                f"partition {log.partition}, epoch {log.epoch}: the manifest ends before offset {end}, and the audit "
+                f"before had all up to {log.end - 1}: its newest entries are gone"
             )
 
 
 _EPOCH_BEGIN: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_AT_THE_END: Final = datetime.max.replace(tzinfo=UTC)
 
 
 def from_micros(micros: int) -> datetime:
@@ -241,8 +377,9 @@ def to_micros(time: datetime) -> int:
     return (time - _EPOCH_BEGIN) // timedelta(microseconds=1)
 
 
-def _with_generation(ledger: DataFrame, logs: list[Log]) -> DataFrame:
-    if all(log.generation == 0 for log in logs):
+def _with_generation(ledger: DataFrame, logs: list[Log], *, has_others: bool) -> DataFrame:
+    """`has_others`: the ledger has rows of other logs, which are left out."""
+    if not has_others and all(log.generation == 0 for log in logs):
         # A constant costs nothing as a part of a key.
         return ledger.drop("epoch").withColumn("generation", F.lit(0))
     generations = local_table(ledger.sparkSession, map(_of_log, logs), pa.schema(_LOG))
@@ -286,6 +423,41 @@ def _problems(buckets: DataFrame, ledger: DataFrame) -> DataFrame:
         F.lit(None).cast("string").alias("description"),
     )
     return gaps.unionByName(repeated)
+
+
+def _backward(buckets: DataFrame, ledger: DataFrame, skew: timedelta) -> DataFrame:
+    """By _EPOCH, how many rows have a time that is earlier than that of a row before by more than `skew`; as
+    `_problems`.
+
+    Only the rows of buckets are looked at that begin before another one has ended, or that are longer than `skew`. Of
+    these there are few: in a time, not more than it has `skew`s.
+    """
+    micros = skew // timedelta(microseconds=1)
+    latest = F.max(F.unix_micros("lastTime")).over(
+        Window.partitionBy(*_EPOCH).orderBy("bucket").rowsBetween(Window.unboundedPreceding, -1)
+    )
+    first, last = F.unix_micros("firstTime"), F.unix_micros("lastTime")
+    suspects = buckets.select(*_EPOCH, "bucket", first.alias("first"), last.alias("last"), latest.alias("latest"))
+    is_suspect = (F.col("last") - F.col("first") > micros) | (F.col("latest") - F.col("first") > micros)
+    suspects = suspects.filter(is_suspect).select(*_EPOCH, "bucket", "latest")
+    time = F.unix_micros("eventTime")
+    rows = ledger.select(
+        *_EPOCH, F.expr(f"journalOffset div {_BITS}").alias("bucket"), "journalOffset", time.alias("time")
+    ).join(suspects, [*_EPOCH, "bucket"])
+    within = Window.partitionBy(*_EPOCH, "bucket").orderBy("journalOffset").rowsBetween(Window.unboundedPreceding, -1)
+    before = F.greatest("latest", F.max("time").over(within))
+    back = rows.select(*_EPOCH, "journalOffset", "time", before.alias("before"))
+    back = back.filter(F.col("before") - F.col("time") > micros)
+    step = (F.max(F.col("before") - F.col("time")) / 1e6).cast("bigint").cast("string")
+    return back.groupBy(*_EPOCH).agg(
+        F.lit("backward").alias("kind"),
+        F.min("journalOffset").alias("fromOffset"),
+        (F.max("journalOffset") + 1).alias("toOffset"),
+        F.count(F.lit(1)).alias("count"),
+        F.min("time").alias("firstTime"),
+        F.max("before").alias("lastTime"),
+        F.concat(F.lit("times that go back by up to "), step, F.lit(" s")).alias("description"),
+    )
 
 
 def _runs(buckets: DataFrame) -> DataFrame:

@@ -7,7 +7,8 @@ from typing import Any, Final, TypeVar
 from pyspark.sql import DataFrame
 
 from pipeline.jobs import plots
-from pipeline.jobs.auditing.findings import Audit, Summary, verdict_text
+from pipeline.jobs.auditing import bodies
+from pipeline.jobs.auditing.findings import Audit, Compared, Summary, verdict_text
 from pipeline.jobs.auditing.verdicts import FAULTS, VERDICTS
 from pipeline.jobs.report import Report, Section, Table, labels
 
@@ -41,8 +42,10 @@ _LOG: Final = ("namespace", "partition", "epoch", "low", "end", "rows", "firstTi
 _Place = TypeVar("_Place", tuple[str, str], tuple[str, str, str])
 
 
-def report(found: Audit, numbers: Summary, snapshot_given: bool) -> Report:
-    text, mood = verdict_text(numbers)
+def report(found: Audit, numbers: Summary, compared: Compared, source: str) -> Report:
+    """`source` says what the ledger is."""
+    text, mood = verdict_text(numbers, compared)
+    snapshot_given = compared is not Compared.NOTHING
     logs = found.offsets.logs
     facts: list[tuple[str, Any]] = [
         ("Rows of the ledger", sum(log.rows for log in logs)),
@@ -51,6 +54,7 @@ def report(found: Audit, numbers: Summary, snapshot_given: bool) -> Report:
         ("From (UTC)", min((log.first_time for log in logs), default=None)),
         ("To (UTC)", max((log.last_time for log in logs), default=None)),
         ("Compared with what is in the queues", snapshot_given),
+        ("Ledger", source),
     ]
     fine = "entered once, left at most once" + (", and is there if it has not left" if snapshot_given else "")
     meaning, messages = _MEANING | {"ok": fine}, numbers.messages
@@ -73,6 +77,8 @@ def report(found: Audit, numbers: Summary, snapshot_given: bool) -> Report:
             [_table("Moves that do not match", found.moves, _MOVE, (*by_place, "sequenceNumber", "messageId"))],
         ),
         *([_not_compared(found.hidden)] if found.hidden else []),
+        *([] if found.bodies is None else [_bodies(found.bodies)]),
+        *([_cut(found.cut)] if found.cut else []),
         Section(
             "Message ids",
             "What became of the ids that the faults concern: how many messages were accepted, ended, and wait.",
@@ -81,10 +87,11 @@ def report(found: Audit, numbers: Summary, snapshot_given: bool) -> Report:
         ),
         Section(
             "Offsets",
-            "Verdicts are as of these ends. Offsets that are missing hide what happened there.",
+            "Verdicts are as of these ends. Offsets that are missing hide what happened there. Rows that are foreign "
+            "are of an epoch, or have offsets, that the manifest does not know.",
             (),
             [
-                _table("Gaps, truncations and repetitions", found.offsets.problems_table(), _PROBLEM),
+                _table("Gaps, and rows that should not be there", found.offsets.problems_table(), _PROBLEM),
                 _table("What the ledger has", found.offsets.logs_table(), _LOG),
             ],
         ),
@@ -138,6 +145,16 @@ def _table(title: str, rows: DataFrame, columns: Sequence[str], order: Sequence[
         for row in few.slice(0, SHOWN_ROWS).to_pylist()
     ]
     return Table(title, columns, shown_rows, total=total)
+
+
+def _bodies(damaged: DataFrame) -> Section:
+    text = "Messages whose captured body is not what the broker had accepted."
+    return Section("Bodies", text, (), [_table("Damaged bodies", damaged, bodies.SHOWN, bodies.SHOWN)])
+
+
+def _cut(missing: Sequence[str]) -> Section:
+    table = Table("Missing", ("What",), [(each,) for each in missing[:SHOWN_ROWS]], total=len(missing))
+    return Section("The manifest's end", "What the broker was told is captured, and is not.", (), [table])
 
 
 def _not_compared(hidden: Mapping[tuple[str, str], str]) -> Section:
