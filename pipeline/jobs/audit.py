@@ -198,6 +198,12 @@ def _job(arguments: Sequence[str]) -> int:
         help="The name by which the capture tells the broker how far it has come.",
     )
     parser.add_argument("--fail-on-faults", action="store_true", help="Exit with 1 if there are faults.")
+    parser.add_argument(
+        "--fail-on-gaps", action="store_true", help="Exit with 1 if rows are missing. A series tells each gap once."
+    )
+    parser.add_argument(
+        "--fail-on-undecided", action="store_true", help="Exit with 1 if messages or moves could not be decided."
+    )
     options = parser.parse_args(arguments)
     if options.present is None and (options.present_covers or options.present_began):
         parser.error("--present-covers and --present-began need --present")
@@ -260,7 +266,12 @@ def _job(arguments: Sequence[str]) -> int:
             written.result()
         running.write_report(output, page)
     print(verdict_text(numbers, compared)[0])
-    return running.FAULTS_FOUND if numbers.faults and options.fail_on_faults else 0
+    failures = (
+        (options.fail_on_faults, numbers.faults),
+        (options.fail_on_gaps, numbers.gaps),
+        (options.fail_on_undecided, numbers.undecided),
+    )
+    return running.FAULTS_FOUND if any(is_asked and count for is_asked, count in failures) else 0
 
 
 def _wanted(manifest: Manifest, skew: timedelta) -> Wanted:

@@ -118,6 +118,11 @@ def test_an_hourly_audit_does_not_read_all_that_was_captured():
     assert "--series" in container(as_workload("flow-audit"))["args"]
 
 
+def test_an_audit_that_leaves_something_open_is_a_failed_job():
+    failing = {"--fail-on-faults", "--fail-on-gaps", "--fail-on-undecided"}
+    assert failing <= set(container(as_workload("flow-audit"))["args"])
+
+
 def main_of(path: Path) -> Callable[[], object]:
     """The `main` of a program of Spark's, without running it. It reads sys.argv."""
     if path.parent == ROOT / "pipeline" / "jobs":
