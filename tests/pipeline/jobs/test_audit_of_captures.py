@@ -1,6 +1,7 @@
 """The audit knows from the manifest what a capture should have, and no job reads a file that is damaged."""
 
 import json
+import re
 import shutil
 from datetime import timedelta
 
@@ -9,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from storage.capture.chain import load
-from storage.capture.manifest import Entry, encode
+from storage.capture.manifest import Entry, TableName, encode
 from storage.capture.place import Place
 from storage.capture.writing import CaptureOptions, CaptureWriter
 from storage.journal.schema import SCHEMA
@@ -20,7 +21,7 @@ from tests.pipeline.ledgers import PRESENT, History
 pytest.importorskip("pyspark")
 
 from pipeline.jobs import audit, dead_letters, latency, usage
-from pipeline.jobs.captured import Manifest
+from pipeline.jobs.captured import DamagedLedger, Manifest
 from pipeline.jobs.ledger import Source
 
 EPOCH, RESTORED = "00000000000000a1", "00000000000000b2"
@@ -117,6 +118,17 @@ def test_no_job_reads_a_damaged_file(spark, captured, tmp_path, capsys, job):
     entry.write_bytes(entry.read_bytes().replace(b"captured", b"compacted"))
     assert job.main(arguments) == 3
     assert entry.name in capsys.readouterr().err
+
+
+def test_on_a_cluster_executors_look_at_the_files(spark, captured, monkeypatch):
+    captured.add(sent().rows)
+    manifest, path = Manifest.at(str(captured.folder)), captured.file()
+    assert manifest is not None
+    monkeypatch.setattr(spark.sparkContext, "master", "spark://elsewhere:7077")
+    assert manifest.uris(spark, manifest.files(TableName.LEDGER)) == [str(path)]
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DamagedLedger, match=re.escape(f"{path}: has ")):
+        manifest.uris(spark, manifest.files(TableName.LEDGER))
 
 
 def test_a_ledger_without_a_manifest_is_read_and_told(spark, captured, tmp_path, capsys):
