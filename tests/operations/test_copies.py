@@ -52,6 +52,19 @@ def test_copies_without_instructions_end_with_the_supervisor(waiting, number):
     assert alive == []
 
 
+def test_while_modules_load_no_callback_drops_the_end():
+    """An exception that is raised in the callback of a weak reference, as each import has some, is only printed."""
+    program = (
+        "import os, signal, weakref; from broker.supervisor import interpreters\n"
+        "class Lock: pass\n"
+        "lock = Lock(); interpreters.start_ahead([])\n"
+        "reference = weakref.ref(lock, lambda _: os.kill(os.getpid(), signal.SIGTERM))\n"
+        "del lock; print('it goes on')"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, timeout=PATIENCE_S)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
+
+
 def test_copies_are_in_groups_of_their_own(waiting):
     """So that Ctrl-C, which a terminal sends to the supervisor's group, is not theirs."""
     serve, copies = waiting
