@@ -211,6 +211,19 @@ class Columns:
 
     def __len__(self) -> int: ...
 
+Buffers = tuple[int, Buffer | None, Buffer, Buffer | None]
+"""The number of nulls, and Arrow's buffers: validity, offsets, and bytes where there are any."""
+
+def record_columns(
+    validity: Buffer | None, offsets: Buffer, data: Buffer, first: int, count: int, wanted: int
+) -> tuple[list[int], Buffers, Buffers, Buffers, int, Buffers, Buffers]:
+    """What stored records show, as `pyspark_peeklock.records`: the buffers are those of Arrow's array of binaries.
+
+    `wanted`: the sum of 1 body, 2 reply-to, 4 application properties. Returns the rows that are unusual, which are
+    null here; body, reply-to, and application properties, which are offsets of pairs; the number of these, keys,
+    values. Raises ValueError for buffers that have less, OverflowError for more than 2 GiB.
+    """
+
 # -- messages and frames; addresses are those of proton's objects
 
 def setup(functions: dict[str, int], message_id_prefix: bytes) -> None: ...

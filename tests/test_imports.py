@@ -187,6 +187,7 @@ MAY_IMPORT = {
         "protocol.codec",
         "protocol.conditions",
         "protocol.errors",
+        "protocol.extension",
         "protocol.message",
         "protocol.nodes.sas_tokens",
         "protocol.symbols",

@@ -254,8 +254,7 @@ PyType_Spec bytes_spec = {
     .slots = bytes_slots,
 };
 
-// An object with these bytes, which the buffer has no more.
-static PyObject *take_bytes(struct buffer *buffer) {
+PyObject *take_bytes(struct buffer *buffer) {
     PyObject *object = PyType_GenericAlloc((PyTypeObject *)bytes_type, 0);
     if (!object) return NULL;
     ((Bytes *)object)->bytes = *buffer;

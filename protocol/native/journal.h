@@ -11,8 +11,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "memory.h"
+
 extern PyType_Spec columns_spec, bytes_spec;
 extern PyObject *bytes_type; // set when the module is made
+
+// An object with these bytes, which the buffer has no more; NULL with an exception.
+PyObject *take_bytes(struct buffer *buffer);
 
 PyObject *skim(PyObject *module, PyObject *payload);
 PyObject *entries_of(PyObject *module, PyObject *arguments);

@@ -9,6 +9,7 @@
 #include "intake.h"
 #include "journal.h"
 #include "proton.h"
+#include "reading.h"
 
 #include <stdlib.h>
 
@@ -193,6 +194,7 @@ static PyMethodDef methods[] = {
     {"skim", skim, METH_O, NULL},
     {"entries_of", entries_of, METH_VARARGS, NULL},
     {"numbers_of", numbers_of, METH_VARARGS, NULL},
+    {"record_columns", record_columns, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -24,8 +24,8 @@ from tests.fuzz.mutations import session
 
 HERE = Path(__file__).parent / "native"
 SOURCES = Path(__file__).parents[2] / "protocol" / "native"
-TARGETS = ("intake", "frames", "records", "memory", "turns")
-PURE = ("intake.c", "frames.c", "records.c", "memory.c", "packed.c", "turns.c")  # those without Python
+TARGETS = ("intake", "frames", "records", "memory", "turns", "stored")
+PURE = ("intake.c", "frames.c", "records.c", "memory.c", "packed.c", "stored.c", "turns.c")  # those without Python
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 MOST_SECONDS = 1
 FLAGS = ("-std=gnu11", "-g", "-O1", f"-I{SOURCES}", "-Wno-pointer-arith")
@@ -57,6 +57,9 @@ def seeds(target: str) -> list[bytes]:
         made = [encode_message(1000, NEVER, bytes(16), message) for message in messages]
         runs = [b"".join(len(record).to_bytes(4, "big") + record for record in made)]
         return [len(record).to_bytes(4, "big") + record for record in made] + runs
+    if target == "stored":
+        made = [take_apart(message)[:2] for message in messages]
+        return [encode_message(1000, NEVER, layout, stored) for layout, stored in made]
     if target == "turns":
         records = [encode_message(1000, NEVER, layout, stored) for layout, stored, _, _ in map(take_apart, messages)]
         keys = [queue_key(1, Place.AVAILABLE, number) for number, _ in enumerate(records, 1)]

@@ -7,6 +7,7 @@
 #include "intake.h"
 #include "memory.h"
 #include "records.h"
+#include "stored.h"
 #include "turns.h"
 
 static void require(bool holds) {
@@ -176,9 +177,31 @@ static void turns(const uint8_t *data, size_t size) {
     buffer_free(&found);
 }
 
+static bool is_in(struct span span, const uint8_t *data, size_t size) {
+    return span.at >= data && span.at + span.bytes <= data + size;
+}
+
+// One record of any bytes.
+static void stored(const uint8_t *data, size_t size) {
+    struct sections sections;
+    struct span text, key;
+    if (!stored_sections(data, size, &sections)) return;
+    require(is_in(sections.properties, data, size) && is_in(sections.body, data, size));
+    if (stored_content(sections.body, &text)) require(is_in(text, data, size));
+    if (stored_reply_to(sections.properties, &text) && text.at) require(is_in(text, data, size));
+    struct pairs pairs;
+    if (!pairs_begin(sections.application_properties, &pairs)) return;
+    while (pairs.left && pairs_next(&pairs, &key, &text)) {
+        uint8_t seen = 0;
+        require(is_in(key, data, size));
+        for (size_t at = 0; text.at && at < text.bytes; at++) seen |= text.at[at];
+        require(!text.at || text.bytes || !seen);
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    static void (*const targets[])(const uint8_t *, size_t) = {intake, frames, records, memory, turns};
-    static const char *const names[] = {"intake", "frames", "records", "memory", "turns"};
+    static void (*const targets[])(const uint8_t *, size_t) = {intake, frames, records, memory, turns, stored};
+    static const char *const names[] = {"intake", "frames", "records", "memory", "turns", "stored"};
     uint8_t *copy = malloc(size ? size : 1); // so that a read behind the end is found
     memcpy(copy, data, size);
     for (size_t each = 0; each < sizeof targets / sizeof *targets; each++)

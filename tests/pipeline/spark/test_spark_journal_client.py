@@ -7,7 +7,12 @@ import pytest
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("numpy")
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from protocol.client.messages import Message, value_section
+from protocol.codec import Byte, Int, Long, Short, Symbol, Timestamp, UByte, UInt, ULong, UShort
+from protocol.extension import extension
 from pyspark_peeklock import records
 from pyspark_peeklock.errors import (
     AnotherEpoch,
@@ -154,30 +159,119 @@ def test_records_become_bodies_and_properties():
         record_of(Message(value_section("text"))),
         record_of(Message(value_section([1]))),
     ]
-    found = records.columns_of(made, records.COLUMNS)
+    found = columns_of(made)
     assert found["body"] == [b"body 1", None, b"", b"x" * 300, b"", b"text", None]
     assert found["applicationProperties"] == [[("n", "1")], None, [], [], [], [], []]
     assert found["replyTo"] == ["r", None, None, None, "q", None, None]
-    assert list(records.columns_of(made, frozenset({"body"}))) == ["body"]
+    assert list(columns_of(made, frozenset({"body"}))) == ["body"]
+
+
+def columns_of(stored, wanted=records.COLUMNS, states=()):
+    """By the extension if there is one, and by Python, which must be the same."""
+    found = records.columns_of(stored, wanted, states)
+    # A slice, so that the array does not begin where its buffers do.
+    column = pa.array([b"before", None, *stored, b"behind"], pa.binary()).slice(2, len(stored))
+    arrays = records.arrays_of(column, wanted, states)
+    for array in arrays.values():
+        array.validate(full=True)
+    assert {name: array.to_pylist() for name, array in arrays.items()} == found
+    return found
+
+
+VALUES = (
+    st.none()
+    | st.booleans()
+    | st.text(max_size=300)
+    | st.binary(max_size=5)
+    | st.floats(allow_nan=False)
+    | st.uuids()
+    | st.text("abc", max_size=3).map(Symbol)
+    | st.one_of(
+        *(
+            st.integers(*bounds).map(kind)
+            for kind, bounds in {
+                UByte: (0, 255), UShort: (0, 65535), UInt: (0, (1 << 32) - 1), ULong: (0, (1 << 64) - 1),
+                Byte: (-128, 127), Short: (-32768, 32767), Int: (-(1 << 31), (1 << 31) - 1),
+                Long: (-(1 << 63), (1 << 63) - 1), Timestamp: (-(1 << 63), (1 << 63) - 1),
+            }.items()
+        )
+    )
+)  # fmt: skip
+
+
+@given(
+    st.lists(
+        st.none()
+        | st.builds(
+            dict,
+            body=st.binary(max_size=300) | st.text(max_size=5).map(value_section) | st.just(value_section([1])),
+            reply_to=st.none() | st.text(max_size=300),
+            application_properties=st.dictionaries(st.text(max_size=5), VALUES, max_size=4)
+            | st.just({str(number): number for number in range(65)}),
+        ),
+        max_size=5,
+    )
+)
+def test_records_of_any_messages_are_the_same_columns_in_both_ways(messages):
+    made = []
+    for each in messages:
+        if each is None:
+            made.append(None)
+            continue
+        body, rest = each["body"], {name: value for name, value in each.items() if name != "body"}
+        made.append(record_of(Message.of(body, **rest) if isinstance(body, bytes) else Message(body, **rest)))
+    columns_of(made)
+    columns_of([*made, b"half way"], states=[len(made)])
+
+
+def test_records_of_only_what_is_wanted():
+    made = [message_of(number) for number in range(20)]
+    for names in itertools.chain.from_iterable(itertools.combinations(sorted(records.COLUMNS), n) for n in range(1, 4)):
+        assert columns_of(made, frozenset(names)).keys() == set(names)
+    assert records.arrays_of(pa.array([], pa.binary()), records.COLUMNS)["body"].to_pylist() == []
+
+
+def test_buffers_that_are_too_small_are_refused():
+    if extension is None:
+        pytest.skip("there is no extension")
+    column = pa.array([b"abc", None, b"d"], pa.binary())
+    validity, places, data = column.buffers()
+    for arguments in (
+        (validity, places, data, 0, 99, 1),
+        (validity, places, data, -1, 1, 1),
+        (validity, b"", data, 0, 0, 1),
+        (b"", places, data, 0, 3, 1),
+        (validity, places, b"ab", 0, 3, 1),
+        (validity, bytes(4) + b"\xff" * 4, data, 0, 1, 1),
+    ):
+        with pytest.raises(ValueError, match="not the buffers"):
+            extension.record_columns(*arguments)
 
 
 def test_states_of_sessions_are_bodies():
     stored = [b"half way", message_of(1), b"", None]
-    found = records.columns_of(stored, records.COLUMNS, [0, 2])
+    found = columns_of(stored, states=[0, 2])
     assert found["body"] == [b"half way", b"body 1", b"", None]
     assert found["applicationProperties"] == [None, [("n", "1")], None, None]
-    assert list(records.columns_of(stored, frozenset({"replyTo"}), [0, 2])["replyTo"]) == [None, "r", None, None]
+    assert list(columns_of(stored, frozenset({"replyTo"}), [0, 2])["replyTo"]) == [None, "r", None, None]
 
 
 def test_a_broken_record_is_an_error_and_nothing_else():
     whole = message_of(1)
     for end in range(len(whole)):
         try:
-            records.columns_of([whole[:end]], records.COLUMNS)
+            columns_of([whole[:end]])
         except JournalRefused as error:
             assert "record" in str(error)  # noqa: PT017 - some cuts leave a record that can be read
     for at, value in itertools.product(range(24, len(whole)), (0, 0x7F, 0xFF)):
         try:
-            records.columns_of([whole[:at] + bytes([value]) + whole[at + 1 :]], records.COLUMNS)
+            columns_of([broken])
         except JournalRefused:
-            continue
+            refuses(broken)
+
+
+def refuses(broken):
+    with pytest.raises(JournalRefused, match="record"):
+        records.arrays_of(pa.array([broken]), records.COLUMNS)
+            refuses(whole[:end])
+        broken = whole[:at] + bytes([value]) + whole[at + 1 :]
