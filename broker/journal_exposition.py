@@ -29,6 +29,16 @@ _OF_PARTITIONS: Final = {
     "stable": ("stable_offset", "Offset behind the last row that can be read."),
     "bytes": ("bytes", "Size of the journal files."),
 }
+_OF_CONSUMERS: Final = {
+    "consumers_behind": (
+        "consumer_lag_rows",
+        "Rows in the journal that a consumer has not read, as far as it has told.",
+    ),
+    "consumers_bytes_behind": (
+        "consumer_lag_bytes",
+        "What these rows take on disk, if they are of the mean size of all.",
+    ),
+}
 
 
 def families(snapshot: Mapping[str, Any] | None) -> Iterator[Metric]:
@@ -48,11 +58,11 @@ def families(snapshot: Mapping[str, Any] | None) -> Iterator[Metric]:
         for worker, value in sorted(snapshot[key].items()):
             family.add_metric([worker], value)
         yield family
-    text = "Rows in the journal that a consumer has not read, as far as it has told."
-    family = GaugeMetricFamily("peeklock_journal_consumer_lag_rows", text, labels=["consumer"])
-    for consumer, rows in snapshot["consumers_behind"].items():
-        family.add_metric([consumer], rows)
-    yield family
+    for key, (name, text) in _OF_CONSUMERS.items():
+        family = GaugeMetricFamily(f"peeklock_journal_{name}", text, labels=["consumer"])
+        for consumer, value in snapshot.get(key, {}).items():  # one of an earlier version has no bytes
+            family.add_metric([consumer], value)
+        yield family
     for key, (name, text) in _OF_PARTITIONS.items():
         family = GaugeMetricFamily(f"peeklock_journal_{name}", text, labels=["partition"])
         for partition, values in sorted(snapshot["partitions"].items()):

@@ -115,6 +115,9 @@ class JournalProcess:
                 for partition, journal in self.follower.journals.items()
             },
             "consumers_behind": {name: self._serving.rows_behind(each) for name, each in self._consumers.all().items()},
+            "consumers_bytes_behind": {
+                name: self._serving.bytes_behind(each) for name, each in self._consumers.all().items()
+            },
             "restarts": self._restarts,
             **process_usage(),
         }

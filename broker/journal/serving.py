@@ -119,12 +119,19 @@ class Serving:
 
     def rows_behind(self, progress: Mapping[int, Progress]) -> int:
         """Rows of the present epochs that a consumer has not read."""
-        behind = 0
+        return sum(rows for _, rows in self._behind(progress))
+
+    def bytes_behind(self, progress: Mapping[int, Progress]) -> int:
+        """What these rows take on disk, if they are of the mean size of all that are kept."""
+        return sum(
+            rows * journal.bytes // (journal.stable - journal.low) for journal, rows in self._behind(progress) if rows
+        )
+
+    def _behind(self, progress: Mapping[int, Progress]) -> Iterator[tuple[PartitionJournal, int]]:
         for partition, journal in self._journals().items():
             told = progress.get(partition)
             read = told.offset if told is not None and told.epoch == journal.epoch else 0
-            behind += max(0, journal.stable - max(read, journal.low))
-        return behind
+            yield journal, max(0, journal.stable - max(read, journal.low))
 
     async def _consumer(self, request: web.BaseRequest, name: str) -> web.StreamResponse:
         """Raises _Refused."""

@@ -86,7 +86,7 @@ class AsOfReader(BrowseReader):
             _, states = client.states(current=True)
             cut = given_offsets("asOfOffsets", self._options.as_of_offsets or "", states)
             for number, (_, offset) in places(cut).items():
-                if not states[number].low <= offset <= states[number].stable:
+                if offset < states[number].low:
                     raise OutOfRetention(number, offset, states[number].low, states[number].stable)
             found = run(self._ranges())
             # What comes from now on has higher numbers than these ranges.

@@ -4,7 +4,7 @@ The manifest is read anew for each range, so that files which a compaction has r
 not missed. Imported only where option `capturePath` is given.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import datetime
 
 import pyarrow as pa
@@ -30,7 +30,9 @@ class Capture:
         except (CaptureError, OSError) as error:
             raise self._failed(error) from error
         found = self._manifest.namespace
-        if found not in (None, namespace):
+        if found is None:
+            raise InvalidOption(f"option 'capturePath': {url} has no capture: its folder 'manifest' has no entry")
+        if found != namespace:
             raise InvalidOption(f"option 'capturePath': {url} has the rows of namespace {found!r}, not {namespace!r}")
 
     def ranges(self) -> Captured:
@@ -52,16 +54,23 @@ class Capture:
         except (CaptureError, OSError) as error:
             raise self._failed(error) from error
 
-    def batches(self, wanted: OffsetRange, *, entity: str | None, records: bool) -> Iterator[pa.RecordBatch]:
-        """The rows of this range, of entities that fit the pattern; in order, each once.
+    def batches(
+        self, wanted: OffsetRange, *, entity: str | None, records: bool, columns: Collection[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of this range, of entities that fit the pattern; in order, each once. Of the journal's columns it
+        has at least these.
 
         Raises CaptureChanged, CaptureFailed.
         """
         of = None if entity is None else Wanted(entity)
+        if columns is not None and of is not None:
+            columns = {*columns, "entity"}
         at, missing = wanted.first, ""
         while at < wanted.end:
             try:
-                for batch in self._manifest.batches(wanted.partition, wanted.epoch, at, wanted.end, records=records):
+                for batch in self._manifest.batches(
+                    wanted.partition, wanted.epoch, at, wanted.end, records=records, columns=columns
+                ):
                     yield batch if of is None else of.rows_of(batch)
                     at = pc.max(batch.column("journalOffset")).as_py() + 1
             except NotCaptured as error:

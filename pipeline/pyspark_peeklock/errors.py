@@ -14,12 +14,20 @@ class InvalidOption(PeeklockSourceError, ValueError):
     """An option is missing, unknown, or makes no sense."""
 
 
+class BehindEnd(InvalidOption):
+    """An option has an offset that the journal has not written."""
+
+    def __init__(self, option: str, partition: int, offset: int, stable: int) -> None:
+        what = f"partition {partition} ends at offset {stable}, and {offset} is behind it"
+        super().__init__(f"option '{option}': {what}")
+
+
 class UnfitSchema(PeeklockSourceError, ValueError):
     """A column is missing, unknown, or of a type that it cannot have."""
 
 
 class UnfitRow(PeeklockSourceError, ValueError):
-    """A row cannot become a message. `row` counts the rows of the task from 0."""
+    """A row cannot become a message. `row` counts the rows of the task from 0; `place` is where it came from."""
 
     def __init__(self, row: int, column: str, reason: str) -> None:
         super().__init__(f"row {row} of this task: column '{column}' {reason}")
@@ -41,6 +49,14 @@ class OutOfRetention(PeeklockSourceError):
         what = f"the query needs offset {first}, and the journal has {low} to {stable}"
         super().__init__(f"partition {partition}: {what}; with failOnDataLoss=false the gap is reported and skipped")
         self.first, self.low, self.stable = first, low, stable
+
+
+class JournalTooShort(PeeklockSourceError):
+    """A checkpoint has an offset that the journal has not written: it is of another one, or that has lost its end."""
+
+    def __init__(self, partition: int, offset: int, stable: int) -> None:
+        what = f"the checkpoint has offset {offset}, and the journal ends at {stable}"
+        super().__init__(f"partition {partition}: {what}: begin with a new checkpoint")
 
 
 class AnotherEpoch(PeeklockSourceError):

@@ -6,30 +6,43 @@ only tells the journal what may be dropped.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
 
-from pyspark_peeklock import records, rows
-from pyspark_peeklock.errors import AnotherEpoch, CaptureChanged, JournalDamaged, OutOfRetention
+from pyspark_peeklock import records, rows, whole
+from pyspark_peeklock.conditions import NO_CONDITIONS
+from pyspark_peeklock.errors import (
+    AnotherEpoch,
+    BehindEnd,
+    CaptureChanged,
+    InvalidOption,
+    JournalDamaged,
+    JournalTooShort,
+    OutOfRetention,
+)
 from pyspark_peeklock.journal_client import Endpoint, JournalClient
 from pyspark_peeklock.journal_offsets import (
     Loss,
     PartitionState,
     Position,
+    TriggerDelay,
+    check_written,
     first_offset,
     given_offsets,
     latest,
@@ -37,14 +50,19 @@ from pyspark_peeklock.journal_offsets import (
     places,
     position,
     ranges,
+    rows_between,
+    with_lag,
 )
 from pyspark_peeklock.logs import let_speak
-from pyspark_peeklock.options import JournalOptions
+from pyspark_peeklock.options import JournalOptions, Times
 from pyspark_peeklock.parts import NOTHING_CAPTURED, Captured, OffsetRange, Part, Source, cut, parts, split
 
 if TYPE_CHECKING:
     from pyspark_peeklock.captures import Capture
 
+JOINED_ROWS: Final = 4096  # of small batches that are joined, or so many bytes
+JOINED_BYTES: Final = 4 << 20
+_STORED: Final = frozenset({"record", "overlay"})
 CAPTURED_TASK_ROWS: Final = 256 << 10  # what a task reads of a capture at least, if there is so much
 
 log = logging.getLogger("pyspark_peeklock")
@@ -64,6 +82,39 @@ class _Journal:
         self._options = options
         self._schema = schema
         self._endpoint = Endpoint(options.access, options.http_endpoint, options.retry_timeout_s)
+        self._has_checked_capture = False
+        self._conditions = NO_CONDITIONS
+
+    def _states(self, client: JournalClient, *positions: Position) -> tuple[str, dict[int, PartitionState]]:
+        """The namespace and its partitions. Raises JournalTooShort if one of these positions is behind the end, and at
+        the start InvalidOption if there is no capture where one should be.
+        """
+        namespace, states = client.states()
+        if not self._has_checked_capture:
+            self._capture(namespace)
+            self._has_checked_capture = True
+        try:
+            for each in positions:
+                check_written(each, states)
+        except JournalTooShort:  # an endpoint that has just started may not have read all of its files
+            namespace, states = client.states(current=True)
+            for each in positions:
+                check_written(each, states)
+        return namespace, states
+
+    def _given(
+        self,
+        client: JournalClient,
+        option: str,
+        text: str,
+        states: dict[int, PartitionState],
+        captured: Captured = NOTHING_CAPTURED,
+    ) -> Position:
+        """As `given_offsets`."""
+        try:
+            return given_offsets(option, text, states, captured)
+        except BehindEnd:  # as above
+            return given_offsets(option, text, client.states(current=True)[1], captured)
 
     def _capture(self, namespace: str) -> "Capture | None":
         """What the capture has now; None if there is none. Raises InvalidOption, CaptureFailed."""
@@ -81,7 +132,7 @@ class _Journal:
         """The tasks for what is between two positions. Raises what is lost, unless losses are only to be reported."""
         client = JournalClient(self._endpoint)
         try:
-            namespace, states = client.states()
+            namespace, states = self._states(client, start, end)
         finally:
             client.close()
         capture = self._capture(namespace) if needs_capture(start, states) else None
@@ -101,14 +152,13 @@ class _Journal:
             log.warning("peeklock journal: data loss: rows=%d: %s", loss.rows, loss.error)
 
     def _start(self, client: JournalClient, namespace: str, states: dict[int, PartitionState]) -> Position:
-        instant = self._options.starting_timestamp
         capture = self._capture(namespace)
-        if instant is None:
-            captured = NOTHING_CAPTURED if capture is None else capture.ranges()
-            return given_offsets("startingOffsets", self._options.starting_offsets, states, captured)
-        return position(
-            (each.partition, each.epoch, _offset_at(client, capture, each, instant)) for each in states.values()
-        )
+        captured = NOTHING_CAPTURED if capture is None else capture.ranges()
+        times = self._options.starting_times
+        if times is None:
+            return self._given(client, "startingOffsets", self._options.starting_offsets, states, captured)
+        firsts = {each.partition: first_offset(each, captured) for each in states.values()}
+        return _at_times(client, capture, states, "startingOffsetsByTimestamp", times, firsts)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one range. Raises the errors of the client and the capture."""
@@ -117,16 +167,26 @@ class _Journal:
         schema = rows.arrow_schema(self._schema)
         names = frozenset(schema.names)
         wanted = records.COLUMNS & names if self._options.includes_body else frozenset()
-        with_records = bool(wanted) or (self._options.includes_record and bool({"record", "overlay"} & names))
+        columns = {*names, *self._conditions.values, "op"}
+        if not self._options.includes_record:
+            columns -= _STORED
+        if wanted:
+            columns.add("record")
+        if self._options.includes_amqp_message and "amqpMessage" in names:
+            columns |= whole.NEEDED
         client = JournalClient(self._endpoint)
         try:
-            for epoch, batch in self._batches(client, partition, with_records):
-                yield self._converted(batch, partition.namespace, epoch, wanted, schema)
+            converted = (
+                self._converted(chosen, partition.namespace, epoch, wanted, schema)
+                for epoch, batch in self._batches(client, partition, columns)
+                if (chosen := self._conditions.rows_of(batch)).num_rows
+            )
+            yield from _joined(converted)
         finally:
             client.close()
 
     def _batches(
-        self, client: JournalClient, planned: JournalRange, with_records: bool
+        self, client: JournalClient, planned: JournalRange, columns: Collection[str]
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
         """The range, with the epoch of each batch. What is not any more where it was when the query was planned, is
         looked for again; what is nowhere is an error, or is reported and skipped.
@@ -135,7 +195,7 @@ class _Journal:
         while left:
             part = left.pop(0)
             try:
-                for batch in self._batches_of(client, planned.namespace, part, with_records):
+                for batch in self._batches_of(client, planned.namespace, part, columns):
                     yield part.offsets.epoch, batch
             except (OutOfRetention, AnotherEpoch, JournalDamaged, CaptureChanged) as error:
                 if isinstance(error, CaptureChanged):
@@ -148,14 +208,15 @@ class _Journal:
                 left = found + left
 
     def _batches_of(
-        self, client: JournalClient, namespace: str, part: Part, with_records: bool
+        self, client: JournalClient, namespace: str, part: Part, columns: Collection[str]
     ) -> Iterator[pa.RecordBatch]:
-        entity = self._options.entity
+        entity = self._options.entity or self._conditions.entity
+        has_records = not _STORED.isdisjoint(columns)
         if part.source is Source.JOURNAL:
-            return client.batches(part.offsets, entity=entity, records=with_records)
+            return client.batches(part.offsets, entity=entity, records=has_records, columns=columns)
         capture = self._capture(namespace)
         assert capture is not None, "nothing else makes such a part"
-        return capture.batches(part.offsets, entity=entity, records=with_records)
+        return capture.batches(part.offsets, entity=entity, records=has_records, columns=columns)
 
     def _elsewhere(
         self,
@@ -189,14 +250,18 @@ class _Journal:
         columns: dict[str, Any] = {
             name: batch.column(index)
             for index, name in enumerate(batch.schema.names)
-            if self._options.includes_record or name not in ("record", "overlay")
+            if self._options.includes_record or name not in _STORED
         }
         count = batch.num_rows
         for name, value in (("namespace", namespace), ("epoch", epoch)):
-            columns[name] = pa.repeat(value, count)
+            if name in schema.names:
+                columns[name] = pa.repeat(value, count)
         index = batch.schema.get_field_index("record")
-        if wanted and index >= 0:
-            columns |= records.columns_of(batch.column(index).to_pylist(), wanted, _states(batch))
+        if index >= 0:  # the row in the place of damaged ones may have none
+            if wanted:
+                columns |= records.arrays_of(batch.column(index), wanted, _states(batch))
+            if self._options.includes_amqp_message and "amqpMessage" in schema.names:
+                columns["amqpMessage"] = whole.messages_of(batch, _states(batch))
         return rows.batch_of(columns, count, schema)
 
 
@@ -209,16 +274,79 @@ def _states(batch: pa.RecordBatch) -> list[int]:
     return found
 
 
+def _joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Small batches are joined, because each costs Spark as much as some hundred rows."""
+    small: list[pa.RecordBatch] = []
+    count = size = 0
+    for batch in batches:
+        small.append(batch)
+        count, size = count + batch.num_rows, size + batch.nbytes
+        if count >= JOINED_ROWS or size >= JOINED_BYTES:
+            yield pa.concat_batches(small) if len(small) > 1 else batch
+            small.clear()
+            count = size = 0
+    if small:
+        yield pa.concat_batches(small)
+
+
 class JournalReader(_Journal, DataSourceReader):
     def partitions(self) -> list[JournalRange]:
         """Both ends are found here, once, so that tasks that run again read the same."""
         client = JournalClient(self._endpoint)
         try:
-            namespace, states = client.states()
-            start = self._start(client, namespace, states)
+            namespace, states = self._states(client)
+            start, end = self._start(client, namespace, states), self._end(client, namespace, states)
+            start, end = self._narrowed(client, namespace, states, start, end)
         finally:
             client.close()
-        return self._planned(start, given_offsets("endingOffsets", self._options.ending_offsets, states))
+        return self._planned(start, end)
+
+    def _end(self, client: JournalClient, namespace: str, states: dict[int, PartitionState]) -> Position:
+        times = self._options.ending_times
+        if times is None:
+            return self._given(client, "endingOffsets", self._options.ending_offsets, states)
+        ends = {each.partition: each.stable for each in states.values()}
+        return _at_times(client, self._capture(namespace), states, "endingOffsetsByTimestamp", times, ends)
+
+    def _narrowed(
+        self,
+        client: JournalClient,
+        namespace: str,
+        states: dict[int, PartitionState],
+        start: Position,
+        end: Position,
+    ) -> tuple[Position, Position]:
+        """The range of each partition without offsets that do not meet the conditions."""
+        wanted, ends = self._conditions, places(end)
+        has_times = wanted.since is not None or wanted.until is not None
+        capture = self._capture(namespace) if has_times else None
+        found = []
+        for number, (epoch, offset) in places(start).items():
+            _, last = ends[number]
+            first, behind = wanted.first, wanted.end
+            if wanted.has(number) and number in states:
+                if wanted.since is not None:
+                    first = max(first, _offset_at(client, capture, states[number], wanted.since))
+                if wanted.until is not None:
+                    behind = min(behind, _offset_at(client, capture, states[number], wanted.until))
+            else:
+                behind = offset
+            first = min(max(offset, first), last)
+            found.append((number, epoch, first, max(first, min(last, behind))))
+        return position(each[:3] for each in found), position((*each[:2], each[3]) for each in found)
+
+
+class FilteringJournalReader(JournalReader):
+    """Used only with option `filterPushdown`: Spark refuses a reader with `pushFilters` while its setting is off."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802 - Spark's name
+        """Takes over conditions on offsets, partitions, times, entities and kinds of events; yields the others."""
+        for each in filters:
+            further = self._conditions.and_also(each)
+            if further is None:
+                yield each
+            else:
+                self._conditions = further
 
 
 class JournalStreamReader(_Journal, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -226,21 +354,25 @@ class JournalStreamReader(_Journal, DataSourceStreamReader, SupportsTriggerAvail
         super().__init__(options, schema)
         self._client = JournalClient(self._endpoint)
         self._target: dict[int, tuple[str, int]] | None = None
+        self._planned_to: Position = {}
+        self._delay = TriggerDelay(options.min_messages or 0, options.max_trigger_delay_s)
 
     def initialOffset(self) -> Position:  # noqa: N802 - Spark's names
-        return self._start(self._client, *self._client.states())
+        return self._start(self._client, *self._states(self._client))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         if self._options.max_messages is not None:
             return ReadMaxRows(self._options.max_messages)
         if self._options.max_bytes is not None:
             return ReadMaxBytes(self._options.max_bytes)
+        if self._options.min_messages is not None:
+            return ReadMinRows(self._options.min_messages)
         return ReadAllAvailable()
 
     def latestOffset(self, start: Position, limit: ReadLimit) -> Position:  # noqa: N802
-        namespace, states = self._client.states()
+        namespace, states = self._states(self._client, start)
         is_limited = not isinstance(limit, ReadAllAvailable)  # Trigger.Once wants all, whatever the options say
-        return latest(
+        end = latest(
             start,
             states,
             self._captured(namespace) if needs_capture(start, states) else NOTHING_CAPTURED,
@@ -248,16 +380,23 @@ class JournalStreamReader(_Journal, DataSourceStreamReader, SupportsTriggerAvail
             max_bytes=self._options.max_bytes if is_limited else None,
             target=self._target,
         )
+        # A stream that is to end with what there is waits for no more.
+        if self._target is None and is_limited and not self._delay.is_over(rows_between(start, end), time.monotonic()):
+            end = start
+        self._planned_to = end
+        return end
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         _, states = self._client.states()
         self._target = {each.partition: (each.epoch, each.stable) for each in states.values()}
 
     def reportLatestOffset(self) -> Position:  # noqa: N802
+        """The end of the journal, and how far the stream's last batch is from it: for its progress."""
         _, states = self._client.states()
-        return position((each.partition, each.epoch, each.stable) for each in states.values())
+        return with_lag(self._planned_to, states)
 
     def partitions(self, start: Position, end: Position) -> list[JournalRange]:
+        self._planned_to = end
         return self._planned(start, end)
 
     def commit(self, end: Position) -> None:
@@ -274,6 +413,25 @@ def _by_files(part: Part, capture: "Capture") -> list[Part]:
     if part.source is not Source.CAPTURE:
         return [part]
     return cut(part, capture.file_starts(part.offsets), CAPTURED_TASK_ROWS)
+
+
+def _at_times(
+    client: JournalClient,
+    capture: "Capture | None",
+    states: dict[int, PartitionState],
+    option: str,
+    times: Times,
+    others: dict[int, int],
+) -> Position:
+    """The first offsets that are not before these times; `others` where there is none. Raises InvalidOption."""
+    if unknown := times.by_partition.keys() - states.keys():
+        raise InvalidOption(f"option '{option}': there is no partition {min(unknown)}; there are {list(states)}")
+    found = []
+    for number, state in states.items():
+        instant = times.of(number)
+        offset = others[number] if instant is None else _offset_at(client, capture, state, instant)
+        found.append((number, state.epoch, offset))
+    return position(found)
 
 
 def _offset_at(client: JournalClient, capture: "Capture | None", state: PartitionState, instant: datetime) -> int:

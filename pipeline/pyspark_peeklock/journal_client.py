@@ -9,7 +9,7 @@ import io
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, Final
@@ -40,6 +40,9 @@ SILENCE_S: Final = 60.0  # an endpoint that sends nothing for so long is away
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0
 MAX_ANSWER_BYTES: Final = 16 << 20  # of an answer that is JSON
+MAX_SCHEMA_BYTES: Final = 1 << 20
+_MESSAGE_BEGINS: Final = b"\xff\xff\xff\xff"  # of Arrow's streams; then four bytes of length
+_NEEDED: Final = frozenset({"journalOffset", "op", "reason", "description"})  # to know what is missing or damaged
 _END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # of Arrow's streams: without it an answer was cut off
 _FINAL: Final = frozenset({400, 401, 403, 404, 405, 410})
 
@@ -139,15 +142,18 @@ class JournalClient:
             self.close()
             log.warning("peeklock journal: consumer %s: %s", consumer, error)
 
-    def batches(self, wanted: OffsetRange, *, entity: str | None, records: bool) -> Iterator[pa.RecordBatch]:
-        """The rows of this range, of entities that fit the pattern; in order, each once.
+    def batches(
+        self, wanted: OffsetRange, *, entity: str | None, records: bool, columns: Collection[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of this range, of entities that fit the pattern; in order, each once. Of the journal's columns it
+        has at least these: others, if they are not all, are not even decompressed.
 
         Raises OutOfRetention, AnotherEpoch, JournalDamaged, JournalRefused, JournalUnreachable or InvalidOption. The
         first three have `first`: what was wanted before it has come.
         """
         at = wanted.first
         patience = _Patience(self._endpoint.retry_timeout_s)
-        while at < wanted.end:
+        while (asked := at) < wanted.end:
             query = {"epoch": wanted.epoch, "from": at, "to": wanted.end, "records": int(records)}
             if entity is not None:
                 query["entity"] = entity
@@ -155,7 +161,7 @@ class JournalClient:
                 answer = self._get(f"/$journal/{wanted.partition}?{urlencode(query, quote_via=quote)}", wanted, at)
                 following = _next_offset(answer, at, wanted.end)
                 body = _Body(answer)
-                stream = pa.ipc.open_stream(body)
+                stream = pa.ipc.open_stream(body, options=body.options(columns))
                 for whole in stream:
                     batch, damaged = _until_damage(whole)
                     if batch.num_rows:
@@ -168,11 +174,11 @@ class JournalClient:
                 body.finish()
                 if entity is None and at != following:
                     raise _Cut(f"the rows end at offset {at}, and the answer should end at {following}")
-                if following > at or at == wanted.end:
+                at = max(at, following)
+                if at > asked:
                     patience.renew()
                 else:
                     patience.wait(None, f"partition {wanted.partition} from offset {at}")
-                at = max(at, following)
             except (OSError, http.client.HTTPException, pa.ArrowInvalid, _Cut) as error:
                 self.close()
                 patience.wait(error, f"partition {wanted.partition} from offset {at}")
@@ -260,11 +266,32 @@ class _Body(io.RawIOBase):
         super().__init__()
         self._answer = answer
         self._tail = b""
+        self._front = b""  # was read, and is to be read again
 
     def readable(self) -> bool:
         return True
 
+    def options(self, columns: Collection[str] | None) -> pa.ipc.IpcReadOptions:
+        """What leaves out all columns but these, and those that are needed here. Raises _Cut, pa.ArrowInvalid."""
+        if columns is None:
+            return pa.ipc.IpcReadOptions()
+        head = self.read(8)
+        length = int.from_bytes(head[4:], "little")
+        if len(head) < 8 or head[:4] != _MESSAGE_BEGINS or length > MAX_SCHEMA_BYTES:
+            raise _Cut("the answer is no stream of Arrow's, or was cut off")
+        self._front = head + self.read(length)
+        names = pa.ipc.read_schema(pa.py_buffer(self._front)).names
+        return pa.ipc.IpcReadOptions(
+            included_fields=[index for index, name in enumerate(names) if name in columns or name in _NEEDED]
+        )
+
     def read(self, size: int | None = -1) -> bytes:
+        if self._front:
+            octets = self._front if size is None or size < 0 else self._front[:size]
+            self._front = self._front[len(octets) :]
+            if size is not None and 0 <= size == len(octets):
+                return octets
+            return octets + self.read(size if size is None or size < 0 else size - len(octets))
         octets = self._answer.read(None if size is None or size < 0 else size)
         if octets:
             self._tail = octets[-8:] if len(octets) >= 8 else (self._tail + octets)[-8:]
@@ -280,7 +307,7 @@ class _Body(io.RawIOBase):
 def _until_damage(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
     """What is before the first row that stands for damaged ones, and this row."""
     op, reason = (batch.schema.get_field_index(name) for name in ("op", "reason"))
-    if op < 0 or reason < 0:
+    if op < 0 or reason < 0 or batch.column(reason).null_count == batch.num_rows:
         return batch, None
     is_damage = pc.and_(pc.equal(batch.column(op), "truncated"), pc.equal(batch.column(reason), "damaged"))
     at = pc.index(is_damage, True).as_py()

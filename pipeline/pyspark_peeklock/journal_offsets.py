@@ -11,7 +11,14 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from protocol.bounds import MAX_NUMBER
-from pyspark_peeklock.errors import AnotherEpoch, InvalidOption, JournalRefused, OutOfRetention
+from pyspark_peeklock.errors import (
+    AnotherEpoch,
+    BehindEnd,
+    InvalidOption,
+    JournalRefused,
+    JournalTooShort,
+    OutOfRetention,
+)
 from pyspark_peeklock.parts import NOTHING_CAPTURED, Captured, OffsetRange, Part, Source, parts
 
 Position = dict[str, dict[str, Any]]
@@ -97,7 +104,8 @@ def given_offsets(
 ) -> Position:
     """What `startingOffsets` or `endingOffsets` mean: earliest, latest, or JSON such as {"0": 17}.
 
-    Partitions that the JSON leaves out begin at their first offset, and end at their last. Raises InvalidOption.
+    Partitions that the JSON leaves out begin at their first offset, and end at their last. Raises InvalidOption;
+    BehindEnd for an offset that the journal has not written.
     """
     if text.lower() in ("earliest", "latest"):
         lowest = text.lower() == "earliest"
@@ -112,6 +120,9 @@ def given_offsets(
         raise InvalidOption(f"option '{option}' {what}, not {text[:100]!r}") from None
     if unknown := given.keys() - states.keys():
         raise InvalidOption(f"option '{option}': there is no partition {min(unknown)}; there are {list(states)}")
+    for number, offset in given.items():
+        if offset > states[number].stable:
+            raise BehindEnd(option, number, offset, states[number].stable)
     starts = option == "startingOffsets"
     return position(
         (each.partition, each.epoch, given.get(each.partition, first_offset(each, captured) if starts else each.stable))
@@ -219,6 +230,56 @@ def _reason(lost: OffsetRange, state: PartitionState | None) -> Exception:
     if state.epoch != lost.epoch:
         return AnotherEpoch(lost.partition, lost.epoch, state.epoch, lost.first)
     return OutOfRetention(lost.partition, lost.first, state.low, state.stable)
+
+
+def check_written(found: Position, states: Mapping[int, PartitionState]) -> None:
+    """Raises JournalTooShort for a place that the journal has not written, in the epoch that it has now."""
+    for number, (epoch, offset) in places(found).items():
+        state = states.get(number)
+        if state is not None and state.epoch == epoch and offset > state.stable:
+            raise JournalTooShort(number, offset, state.stable)
+
+
+def rows_between(start: Position, end: Position) -> int:
+    """How many offsets; those of another epoch count from its beginning."""
+    begun = places(start)
+    return sum(
+        max(0, offset - (begun[number][1] if number in begun and begun[number][0] == epoch else 0))
+        for number, (epoch, offset) in places(end).items()
+    )
+
+
+def with_lag(read: Position, states: Mapping[int, PartitionState]) -> Position:
+    """The end of the journal, with how much lies behind what was read; bytes are those of rows of the mean size."""
+    begun = places(read)
+    found = position((each.partition, each.epoch, each.stable) for each in states.values())
+    for number, state in states.items():
+        epoch, offset = begun.get(number, (state.epoch, state.low))
+        behind = max(0, state.stable - (max(offset, state.low) if epoch == state.epoch else state.low))
+        found[str(number)] |= {
+            "offsetsBehindLatest": behind,
+            "estimatedBytesBehindLatest": int(behind * _row_bytes(state)) if behind else 0,
+        }
+    return found
+
+
+class TriggerDelay:
+    """A batch waits until there are so many rows, but not for longer than this since the one before. The first does not
+    wait. Times are in seconds of any clock.
+    """
+
+    def __init__(self, min_rows: int, longest_s: float) -> None:
+        self._min_rows, self._longest_s = min_rows, longest_s
+        self._batch_at: float | None = None
+
+    def is_over(self, rows: int, now_s: float) -> bool:
+        """Whether a batch with so many rows is made now."""
+        is_late = self._batch_at is None or now_s - self._batch_at >= self._longest_s
+        if rows < self._min_rows and not is_late:
+            return False
+        if rows:
+            self._batch_at = now_s
+        return True
 
 
 def needs_capture(start: Position, states: Mapping[int, PartitionState]) -> bool:

@@ -5,12 +5,14 @@ are in a file that `connectionStringFile` names, which each task reads when it c
 without a restart.
 """
 
+import json
 import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
+from enum import Enum
 from pathlib import Path
 from typing import Final, Literal
 
@@ -25,23 +27,62 @@ SUB_QUEUES: Final = {
     "transferdeadletter": "/$Transfer/$deadletterqueue",
 }
 
-_COMMON: Final = ("connectionStringFile", "caFile", "entity", "mode")
-_SINK: Final = ("idFromPosition", "sendAmqpMessage", "batchBytes", "maxInFlight", "sendTimeoutSeconds")
-_BROWSE: Final = ("subQueue", "includeBody", "includeAmqpMessage", "minPartitions", "filterPushdown", "asOfOffsets")
-_JOURNAL: Final = (
-    "httpEndpoint",
-    "startingOffsets",
-    "endingOffsets",
-    "startingTimestamp",
-    "maxMessagesPerTrigger",
-    "maxBytesPerTrigger",
-    "includeRecord",
-    "failOnDataLoss",
-    "retryTimeoutSeconds",
-    "capturePath",
-    "consumerName",
-)
-_KNOWN: Final = {name.lower(): name for name in (*_COMMON, *_SINK, *_BROWSE, *_JOURNAL)}
+
+class Use(Enum):
+    """What options are for, as errors call it."""
+
+    BROWSE = "mode=browse"
+    BATCH = "batch queries of mode=journal"
+    STREAM = "streams of mode=journal"
+    SINK = "writing"
+
+
+_JOURNAL: Final = (Use.BATCH, Use.STREAM)
+_READING: Final = (Use.BROWSE, *_JOURNAL)
+_NAMES: Final[dict[tuple[Use, ...], tuple[str, ...]]] = {
+    tuple(Use): ("connectionStringFile", "caFile", "entity"),
+    (Use.SINK,): (
+        *("idFromPosition", "sendAmqpMessage", "batchBytes", "maxInFlight", "sendTimeoutSeconds"),
+        *("onBadRow", "badRowEntity"),
+    ),
+    # The endpoint is also for browsing with asOfOffsets.
+    _READING: ("mode", "includeBody", "includeAmqpMessage", "minPartitions", "httpEndpoint", "retryTimeoutSeconds"),
+    (Use.BROWSE,): ("subQueue", "asOfOffsets"),
+    (Use.BROWSE, Use.BATCH): ("filterPushdown",),
+    _JOURNAL: (
+        "startingOffsets",
+        "startingTimestamp",
+        "startingOffsetsByTimestamp",
+        "includeRecord",
+        "failOnDataLoss",
+        "capturePath",
+    ),
+    (Use.BATCH,): ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
+    (Use.STREAM,): (
+        "maxMessagesPerTrigger",
+        "maxOffsetsPerTrigger",
+        "maxBytesPerTrigger",
+        "minOffsetsPerTrigger",
+        "maxTriggerDelay",
+        "consumerName",
+    ),
+}
+_USES: Final = {name.lower(): uses for uses, names in _NAMES.items() for name in names}
+_KNOWN: Final = {name.lower(): name for names in _NAMES.values() for name in names}
+# Options of Spark's source for Kafka that we do not have, with what is there instead.
+_OF_KAFKA: Final = {
+    "subscribe": "name the entity, or a pattern of entities, with option entity",
+    "subscribepattern": "give a pattern such as orders* with option entity",
+    "assign": "startingOffsets and endingOffsets choose what is read of a partition",
+    "topic": "name the queue or topic with option entity",
+    "includeheaders": "the column applicationProperties has them always",
+    "groupidprefix": "a stream tells the broker what it has read with option consumerName",
+    "maxrecordsperpartition": "option minPartitions makes more tasks",
+    "startingoffsetsbytimestampstrategy": "a time behind the last row is the end",
+    "fetchoffset.numretries": "retryTimeoutSeconds says how long the endpoint may be away",
+    "fetchoffset.retryintervalms": "retryTimeoutSeconds says how long the endpoint may be away",
+    "kafkaconsumer.polltimeoutms": "retryTimeoutSeconds says how long the endpoint may be away",
+}
 _SECRETS: Final = ("connectionstring", "sharedaccesskey", "sharedaccesssignature", "password", "token", "sastoken")
 _MAX_INTEGER: Final = (1 << 63) - 1
 
@@ -57,9 +98,22 @@ class Options:
                     f"option {name!r}: credentials are no option values, because plans and logs show them; write the "
                     "connection string to a file that only Spark can read, and name it with option connectionStringFile"
                 )
+            hint = _OF_KAFKA.get(
+                name, "the broker is named with connectionStringFile" if name[:6] == "kafka." else None
+            )
+            if hint is not None:
+                raise InvalidOption(f"option {name!r} is of Spark's source for Kafka, and is not here: {hint}")
             near = get_close_matches(name, _KNOWN, 1, cutoff=0.85)
             if near and name not in _KNOWN:  # Spark adds options of its own, so others cannot be refused
                 raise InvalidOption(f"there is no option {name!r}; did you mean {_KNOWN[near[0]]!r}?")
+
+    def check(self, use: Use) -> None:
+        """Raises InvalidOption for an option that does not count there: else it would be ignored without a word."""
+        for name in self._values:
+            uses = _USES.get(name)
+            if uses is not None and use not in uses and self.text(name) is not None:
+                where = " and ".join(each.value for each in uses)
+                raise InvalidOption(f"option '{_KNOWN[name]}' is for {where}, and does not count for {use.value}")
 
     def text(self, name: str, default: str | None = None) -> str | None:
         value = self._values.get(name.lower())
@@ -127,6 +181,7 @@ class SinkOptions:
     """`entity` may be empty if a column names it. `batch_bytes` bounds a transfer, `max_in_flight` counts transfers.
 
     `sends_amqp_message`: the column `amqpMessage` is sent as it is, and no message is made of other columns.
+    `on_bad_row`: fail, skip, or queue, with `bad_row_entity`.
     """
 
     access: Access
@@ -136,9 +191,15 @@ class SinkOptions:
     batch_bytes: int
     max_in_flight: int
     send_timeout_s: int
+    on_bad_row: str
+    bad_row_entity: str
 
     @classmethod
     def of(cls, options: Options) -> "SinkOptions":
+        options.check(Use.SINK)
+        on_bad_row = options.choice("onBadRow", ("fail", "skip", "queue"), "fail")
+        if (on_bad_row == "queue") != (options.text("badRowEntity") is not None):
+            raise InvalidOption("options 'onBadRow=queue' and 'badRowEntity', a queue or topic, are for each other")
         return cls(
             Access.of(options),
             options.text("entity", "") or "",
@@ -147,6 +208,8 @@ class SinkOptions:
             options.integer("batchBytes", 1024, 128 * 1024, 1 << 20) or 0,
             options.integer("maxInFlight", 1, 16, 1000) or 0,
             options.integer("sendTimeoutSeconds", 1, 60, 86_400) or 0,
+            on_bad_row,
+            options.text("badRowEntity", "") or "",
         )
 
 
@@ -169,6 +232,13 @@ class BrowseOptions:
 
     @classmethod
     def of(cls, options: Options) -> "BrowseOptions":
+        options.check(Use.BROWSE)
+        if options.text("asOfOffsets") is None:
+            for name in ("httpEndpoint", "retryTimeoutSeconds"):
+                if options.text(name) is not None:
+                    raise InvalidOption(f"option '{name}' does not count for mode=browse without option 'asOfOffsets'")
+        elif options.flag("filterPushdown", False):
+            raise InvalidOption("option 'filterPushdown' does not count with option 'asOfOffsets'")
         return cls(
             Access.of(options),
             options.required("entity", "a queue, or topic/subscriptions/name"),
@@ -184,19 +254,37 @@ class BrowseOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class Times:
+    """Times by partition, and that of all others; None: they have none."""
+
+    by_partition: Mapping[int, datetime]
+    default: datetime | None
+
+    def of(self, partition: int) -> datetime | None:
+        return self.by_partition.get(partition, self.default)
+
+
+@dataclass(frozen=True, slots=True)
 class JournalOptions:
-    """`entity` is a pattern such as `orders/*`, or None for all; positions are texts, whose sense the journal gives."""
+    """`entity` is a pattern such as `orders/*`, or None for all; offsets are texts, whose sense the journal gives.
+    Where there are times, the offsets do not count.
+    """
 
     access: Access
     http_endpoint: str
     entity: str | None
     starting_offsets: str
     ending_offsets: str
-    starting_timestamp: datetime | None
+    starting_times: Times | None
+    ending_times: Times | None
     max_messages: int | None
     max_bytes: int | None
+    min_messages: int | None
+    max_trigger_delay_s: float
     min_partitions: int
+    pushes_filters: bool
     includes_body: bool
+    includes_amqp_message: bool
     includes_record: bool
     fails_on_data_loss: bool
     retry_timeout_s: int
@@ -205,36 +293,82 @@ class JournalOptions:
 
     @classmethod
     def of(cls, options: Options, *, is_stream: bool) -> "JournalOptions":
-        ending, starting = options.text("endingOffsets"), options.text("startingOffsets")
-        if is_stream and ending is not None:
-            raise InvalidOption("option 'endingOffsets' is for batch queries: a stream has no end")
+        options.check(Use.STREAM if is_stream else Use.BATCH)
+        ending = options.text("endingOffsets")
         if (ending or "").lower() == "earliest":
             raise InvalidOption("option 'endingOffsets' may be latest, or JSON, not earliest: that would be no rows")
-        timestamp = options.text("startingTimestamp")
-        if timestamp is not None and starting is not None:
-            raise InvalidOption("options 'startingOffsets' and 'startingTimestamp' cannot both be given")
+        starting_times, ending_times = _times(options, "starting"), _times(options, "ending")
+        begin, end = (None if each is None else each.default for each in (starting_times, ending_times))
+        if begin is not None and end is not None and end < begin:
+            raise InvalidOption("option 'endingTimestamp' is before 'startingTimestamp'")
+        _one_of(options, "maxMessagesPerTrigger", "maxOffsetsPerTrigger")  # two names of one thing
+        fewest = options.integer("minOffsetsPerTrigger", 1, None)
+        most = options.integer("maxMessagesPerTrigger", 1, options.integer("maxOffsetsPerTrigger", 1, None))
+        if fewest is None and options.text("maxTriggerDelay") is not None:
+            raise InvalidOption("option 'maxTriggerDelay' does not count without option 'minOffsetsPerTrigger'")
+        if fewest is not None and most is not None and fewest > most:
+            raise InvalidOption("option 'minOffsetsPerTrigger' is larger than what a batch may have at most")
         return cls(
             Access.of(options),
             options.text("httpEndpoint", "") or "",
             options.text("entity"),
-            starting or ("latest" if is_stream else "earliest"),
+            options.text("startingOffsets") or ("latest" if is_stream else "earliest"),
             ending or "latest",
-            None if timestamp is None else _instant("startingTimestamp", timestamp),
-            options.integer("maxMessagesPerTrigger", 1, None),
+            starting_times,
+            ending_times,
+            most,
             options.integer("maxBytesPerTrigger", 1, None),
+            fewest,
+            _seconds("maxTriggerDelay", options.text("maxTriggerDelay", "15m") or ""),
             options.integer("minPartitions", 1, 1, 10_000) or 1,
+            options.flag("filterPushdown", False),
             options.flag("includeBody", True),
+            options.flag("includeAmqpMessage", False),
             options.flag("includeRecord", False),
             options.flag("failOnDataLoss", True),
             options.integer("retryTimeoutSeconds", 1, 60, 86_400) or 0,
             _capture_path(options.text("capturePath")),
-            _consumer(options.text("consumerName"), is_stream),
+            _consumer(options.text("consumerName")),
         )
 
 
-def _consumer(name: str | None, is_stream: bool) -> str | None:
-    if name is not None and not is_stream:
-        raise InvalidOption("option 'consumerName' is for streams: a batch query has no position to tell")
+def _one_of(options: Options, *names: str) -> str | None:
+    """The only one of these options that is given. Raises InvalidOption if there are several."""
+    given = [name for name in names if options.text(name) is not None]
+    if len(given) > 1:
+        raise InvalidOption(f"options '{given[0]}' and '{given[1]}' cannot both be given")
+    return given[0] if given else None
+
+
+def _times(options: Options, which: Literal["starting", "ending"]) -> Times | None:
+    """Of `startingTimestamp` or `startingOffsetsByTimestamp`; or those for the end."""
+    of_all, by_partition = f"{which}Timestamp", f"{which}OffsetsByTimestamp"
+    given = _one_of(options, of_all, by_partition, f"{which}Offsets")
+    if given == of_all:
+        return Times({}, _instant(of_all, options.text(of_all) or ""))
+    if given != by_partition:
+        return None
+    text = options.text(by_partition) or ""
+    try:
+        found = {int(partition): str(time) for partition, time in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        what = 'may be JSON such as {"0": "2026-01-31T12:00:00Z"}'
+        raise InvalidOption(f"option '{by_partition}' {what}, not {text[:100]!r}") from None
+    return Times({partition: _instant(by_partition, time) for partition, time in found.items()}, None)
+
+
+_UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+def _seconds(name: str, text: str) -> float:
+    """Of a span as Spark writes it, such as 15m."""
+    found = re.fullmatch(r"([0-9]{1,9})\s*(ms|s|m|min|h|d)", text.lower())
+    if found is None:
+        raise InvalidOption(f"option '{name}' may be a span such as 500ms, 30s, 15m or 1h, not {text[:100]!r}")
+    return int(found[1]) * _UNITS_S[found[2]]
+
+
+def _consumer(name: str | None) -> str | None:
     if name is not None and not re.fullmatch("[A-Za-z0-9._-]{1,100}", name):
         raise InvalidOption("option 'consumerName' must have 1 to 100 letters, digits, dots, underscores and hyphens")
     return name

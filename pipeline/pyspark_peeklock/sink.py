@@ -63,6 +63,7 @@ _COLUMNS: Final[dict[str, tuple[type[DataType], ...]]] = {
 # Columns of the source that say what became of a message: a new one does not have them.
 _IGNORED: Final = frozenset(rows.SCHEMA.fieldNames()) - _COLUMNS.keys()
 _WHOLE: Final = "amqpMessage"
+_BY_LOWER: Final = {name.lower(): name for name in (*_COLUMNS, *_IGNORED)}
 
 log = logging.getLogger("pyspark_peeklock")
 
@@ -128,9 +129,10 @@ def _of_query() -> str:
 
 def checked_columns(schema: StructType, options: SinkOptions) -> dict[str, str]:
     """Our names of the columns that are used, and the names in the frame. Raises UnfitSchema."""
-    types = {field.name: field.dataType for field in schema.fields}
+    theirs = _by_our_names(schema)
+    types = {ours: schema[name].dataType for ours, name in theirs.items()}
     if options.sends_amqp_message:
-        return _columns_of_whole_messages(types, options)
+        return {ours: theirs[ours] for ours in _columns_of_whole_messages(types, options)}
     for name, kind in types.items():
         allowed = _COLUMNS.get(name)
         if allowed is None and name not in _IGNORED:
@@ -152,7 +154,7 @@ def checked_columns(schema: StructType, options: SinkOptions) -> dict[str, str]:
             f"columns {', '.join(POSITION_COLUMNS)} of the source, or, for a plan without shuffle whose rows come in "
             f"the same order every time, set option idFromPosition={POSITION}"
         )
-    names = {name: name for name in types if name in _COLUMNS}
+    names = {ours: name for ours, name in theirs.items() if ours in _COLUMNS}
     # A row of the journal has the entity that it came from in `entity`; to send it there again would be a circle.
     if "journalOffset" not in types and "entity" in names and "targetEntity" not in names:
         names["targetEntity"] = names.pop("entity")
@@ -161,7 +163,18 @@ def checked_columns(schema: StructType, options: SinkOptions) -> dict[str, str]:
     return names
 
 
-def _columns_of_whole_messages(types: dict[str, DataType], options: SinkOptions) -> dict[str, str]:
+def _by_our_names(schema: StructType) -> dict[str, str]:
+    """The names of the frame by ours, which are in any case, as in all of Spark; unknown ones stay as they are."""
+    found: dict[str, str] = {}
+    for name in schema.fieldNames():
+        ours = _BY_LOWER.get(name.lower(), name)
+        if ours in found:
+            raise UnfitSchema(f"columns '{found[ours]}' and '{name}' are both '{ours}': drop one")
+        found[ours] = name
+    return found
+
+
+def _columns_of_whole_messages(types: dict[str, DataType], options: SinkOptions) -> list[str]:
     if not isinstance(types.get(_WHOLE), BinaryType):
         raise UnfitSchema(f"with sendAmqpMessage=true, a column '{_WHOLE}' must have the encoded messages as binary")
     others = types.keys() - {_WHOLE, "targetEntity"}
@@ -169,7 +182,7 @@ def _columns_of_whole_messages(types: dict[str, DataType], options: SinkOptions)
         raise UnfitSchema(f"with sendAmqpMessage=true, column '{min(others)}' would not be sent: drop it")
     if "targetEntity" not in types and not options.entity:
         raise UnfitSchema("where to? Set option 'entity' to a queue or topic, or give a column 'targetEntity'")
-    return {name: name for name in types}
+    return list(types)
 
 
 def columns_of(batch: pa.RecordBatch, names: dict[str, str]) -> dict[str, pa.Array]:

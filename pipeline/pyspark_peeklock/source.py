@@ -24,9 +24,10 @@ class DefaultSource(DataSource):
     def reader(self, schema: StructType) -> Any:
         given = Options(self.options)
         if mode_of(given, "browse") == "journal":
-            from pyspark_peeklock.journal import JournalReader
+            from pyspark_peeklock.journal import FilteringJournalReader, JournalReader
 
-            return JournalReader(JournalOptions.of(given, is_stream=False), schema)
+            of_journal = JournalOptions.of(given, is_stream=False)
+            return (FilteringJournalReader if of_journal.pushes_filters else JournalReader)(of_journal, schema)
         from pyspark_peeklock.browse import BrowseReader, FilteringBrowseReader
 
         options = BrowseOptions.of(given)

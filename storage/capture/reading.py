@@ -5,7 +5,7 @@ for each in found.ranges(): ...
 for batch in found.batches(partition, epoch, first, end): ...
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 from math import floor
 from typing import NamedTuple
@@ -22,7 +22,6 @@ from storage.capture.place import Place
 from storage.capture.tables import ONLY_IN_MESSAGES, is_contiguous
 from storage.journal.schema import SCHEMA
 
-_LEDGER_COLUMNS = [name for name in SCHEMA.names if name not in ONLY_IN_MESSAGES]
 BATCH_ROWS = 64 << 10
 
 
@@ -105,18 +104,28 @@ class Captured:
         return [self._place.uri(file.path) for file in self.files(table)]
 
     def batches(
-        self, partition: int, epoch: str, first: int, end: int, *, records: bool = True
+        self,
+        partition: int,
+        epoch: str,
+        first: int,
+        end: int,
+        *,
+        records: bool = True,
+        columns: Collection[str] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of the offsets first <= offset < end, in this order, with the columns of the journal's SCHEMA.
+        """The rows of the offsets first <= offset < end, in this order, with the columns of the journal's SCHEMA, or
+        with these of them and journalOffset.
 
         Without `records` the columns record and overlay are null, and no file with bodies is read. Raises NotCaptured
         before the first batch if one of the offsets is not there; DamagedFile, OSError.
         """
         self._require(partition, epoch, first, end)
+        wanted = SCHEMA.names if columns is None else [*columns, "journalOffset"]
+        schema = pa.schema([field for field in SCHEMA if field.name in wanted])
         at = first
         for run in _runs_of(self.files_of(partition, epoch, first, end), partition, epoch):
             until = min(end, 1 + max(last for _, last in run.spans))
-            rows = self._rows(run, partition, epoch, at, until, records=records)
+            rows = self._rows(run, partition, epoch, at, until, schema, records=records)
             if not is_contiguous(rows.column("journalOffset"), at, until):
                 path = self._place.uri(run.files[0].path)
                 raise DamagedFile(path, f"partition {partition} has other rows than the manifest says")
@@ -140,20 +149,24 @@ class Captured:
         if at < end:
             raise NotCaptured(partition, epoch, at, end)
 
-    def _rows(self, run: "_Run", partition: int, epoch: str, first: int, end: int, *, records: bool) -> pa.Table:
-        found = [self._read(file, _LEDGER_COLUMNS, partition, epoch, first, end) for file in run.files]
+    def _rows(
+        self, run: "_Run", partition: int, epoch: str, first: int, end: int, schema: pa.Schema, *, records: bool
+    ) -> pa.Table:
+        names = [name for name in schema.names if name not in ONLY_IN_MESSAGES]
+        found = [self._read(file, names, partition, epoch, first, end) for file in run.files]
         rows = pa.concat_tables(found).sort_by("journalOffset")
-        nothing = [pa.nulls(len(rows), SCHEMA.field(name).type) for name in ONLY_IN_MESSAGES]
-        full = pa.table([*rows.columns, *nothing], SCHEMA)
-        if not records:
+        only = [name for name in schema.names if name in ONLY_IN_MESSAGES]
+        nothing = [pa.nulls(len(rows), SCHEMA.field(name).type) for name in only]
+        full = pa.table([*rows.columns, *nothing], schema)
+        if not records or not only:
             return full
         messages = [
-            self._read(file, SCHEMA.names, partition, epoch, first, end)
+            self._read(file, schema.names, partition, epoch, first, end)
             for file in self.files_of(partition, epoch, first, end, TableName.MESSAGES)
         ]
         if not messages:
             return full
-        with_record = pa.concat_tables(messages).cast(SCHEMA)
+        with_record = pa.concat_tables(messages).cast(schema)
         others = full.filter(
             pc.invert(pc.is_in(full.column("journalOffset"), with_record.column("journalOffset").combine_chunks()))
         )

@@ -268,6 +268,7 @@ def test_every_metric_is_documented_and_every_documented_metric_exists():
         **dict.fromkeys(("restarts", "rows", "read_bytes", "dropped_files", "dropped_unread_files", "gaps"), 0),
         **dict.fromkeys(("unfounded", "is_full", "readers"), 0),
         **{"turns_behind": {"0": 0}, "seconds_behind": {"0": 0.0}, "consumers_behind": {"capture": 0}},
+        "consumers_bytes_behind": {"capture": 0},
         "partitions": {"0": {"low": 0, "stable": 0, "bytes": 0}},
         **process_usage(),
     }

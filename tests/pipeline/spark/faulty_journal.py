@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from protocol.client.messages import Message
 from protocol.message.intake import take_apart
 from storage.journal.schema import SCHEMA
-from storage.records import encode_message
+from storage.records import NEVER, encode_message
 
 TIME = pa.timestamp("us", "UTC")
 EPOCH = "0123456789abcdef"
@@ -26,7 +26,7 @@ T0 = 1_700_000_000 * SECOND  # microseconds since 1970
 
 def record_of(message):
     layout, body, _, _ = take_apart(message.encode())
-    return encode_message(T0 // 1000, 0, layout, body)
+    return encode_message(T0 // 1000, NEVER, layout, body)
 
 
 def rows(partition, first, count, entity="orders", record=None):

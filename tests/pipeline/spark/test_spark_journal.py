@@ -88,6 +88,22 @@ def test_parts_and_patterns(read, journal):
     assert keys(read(entity="inv*")) == grid(p2=(50, 100))
 
 
+def test_conditions_are_met_before_rows_come_to_spark(spark, read, journal):
+    journal.partitions[2].table = pa.concat_tables([rows(2, 0, 50), rows(2, 50, 50, "invoices")])
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        frame = read(filterPushdown="true")
+        journal.requests.clear()
+        chosen = frame.where("entity = 'invoices' and op in ('enqueued', 'completed') and journalOffset >= 60")
+        chosen = chosen.where("eventTime < timestamp'2023-11-14 22:14:50Z' and messageId <> '2-70'")
+        assert keys(chosen) == [(2, offset) for offset in range(60, 90) if offset != 70]
+        asked = {request[:3] for request in journal.requests if request[2] - request[1] > 1}
+        assert asked == {(0, 60, 90), (2, 60, 90)}, "but for the search of the time"
+        assert {query.get("entity") for *_, query in journal.requests if query["to"] == "90"} == {"invoices"}
+    finally:
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+
+
 def test_faults_on_the_way_lose_nothing(read, journal):
     journal.faults += ["cut", 503, "cut between", "slow", 500]
     assert keys(read()) == grid(p0=(0, 250), p2=(0, 100))
@@ -100,6 +116,13 @@ def test_what_is_lost_fails_the_query_or_is_skipped(read, journal):
     with pytest.raises(Exception, match="partition 0: the query needs offset 40, and the journal has 100 to 250"):
         read(startingOffsets=given).collect()
     assert keys(read(startingOffsets=given, failOnDataLoss="false")) == grid(p0=(100, 250), p2=(90, 100))
+
+
+def test_offsets_behind_the_end_are_refused(read):
+    for option in ("startingOffsets", "endingOffsets"):
+        with pytest.raises(Exception, match=f"option '{option}': partition 0 ends at offset 250, and 251 is behind it"):
+            read(**{option: '{"0": 251}'}).collect()
+    assert keys(read(startingOffsets='{"0": 250, "2": 100}')) == []
 
 
 def test_options_that_make_no_sense_are_refused(read):
@@ -167,6 +190,19 @@ def test_a_batch_that_was_not_finished_is_read_again(spark, stream, journal, tmp
     finished(stream(startingOffsets="earliest"))
     assert {(0, 0, 250), (2, 0, 100), (0, 250, 260)} <= {request[:3] for request in journal.requests}
     assert written(spark, tmp_path) == grid(p0=(0, 260), p2=(0, 100))
+
+
+def test_a_stream_behind_the_end_is_refused(stream, journal):
+    with pytest.raises(Exception, match="option 'startingOffsets': partition 2 ends at offset 100, and 101 is behind"):
+        finished(stream(startingOffsets='{"2": 101}'))
+
+
+def test_a_checkpoint_behind_the_end_is_refused(stream, journal):
+    """Else the stream would wait, and then pass by what the journal has written under these offsets meanwhile."""
+    finished(stream(startingOffsets="earliest"))
+    journal.partitions[0].table = rows(0, 0, 240)
+    with pytest.raises(Exception, match="partition 0: the checkpoint has offset 250, and the journal ends at 240"):
+        finished(stream())
 
 
 def test_a_restored_store_ends_the_stream_or_begins_anew(spark, stream, journal, tmp_path):

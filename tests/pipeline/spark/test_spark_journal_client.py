@@ -65,6 +65,15 @@ def test_a_range_comes_in_order_and_once(client, journal):
     assert offsets(client, 0, 10, partition=3) == list(range(10))
 
 
+def test_after_an_answer_with_rows_the_next_is_asked_for_at_once(client, journal, monkeypatch):
+    pauses = []
+    monkeypatch.setattr("pyspark_peeklock.journal_client.time.sleep", pauses.append)
+    journal.max_rows = 33
+    assert offsets(client, 0, 500) == list(range(500))
+    assert offsets(client, 0, 500, entity="inv*") == list(range(300, 500))
+    assert pauses == []
+
+
 def test_only_entities_that_fit_are_read(client, journal):
     journal.max_rows = 70
     assert offsets(client, 0, 500, entity="inv*") == list(range(300, 500))
@@ -263,7 +272,9 @@ def test_a_broken_record_is_an_error_and_nothing_else():
             columns_of([whole[:end]])
         except JournalRefused as error:
             assert "record" in str(error)  # noqa: PT017 - some cuts leave a record that can be read
+            refuses(whole[:end])
     for at, value in itertools.product(range(24, len(whole)), (0, 0x7F, 0xFF)):
+        broken = whole[:at] + bytes([value]) + whole[at + 1 :]
         try:
             columns_of([broken])
         except JournalRefused:
@@ -273,5 +284,3 @@ def test_a_broken_record_is_an_error_and_nothing_else():
 def refuses(broken):
     with pytest.raises(JournalRefused, match="record"):
         records.arrays_of(pa.array([broken]), records.COLUMNS)
-            refuses(whole[:end])
-        broken = whole[:at] + bytes([value]) + whole[at + 1 :]

@@ -11,9 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.bounds import MAX_NUMBER
-from pyspark_peeklock.errors import AnotherEpoch, InvalidOption, JournalRefused, OutOfRetention
+from pyspark_peeklock.errors import (
+    AnotherEpoch,
+    BehindEnd,
+    InvalidOption,
+    JournalRefused,
+    JournalTooShort,
+    OutOfRetention,
+)
 from pyspark_peeklock.journal_offsets import (
     PartitionState,
+    check_written,
     given_offsets,
     latest,
     places,
@@ -162,6 +170,22 @@ def test_given_offsets():
     assert places(given_offsets("endingOffsets", "latest", found)) == {0: ("a", 10), 1: ("a", 11)}
     assert places(given_offsets("startingOffsets", '{"1": 8}', found)) == {0: ("a", 5), 1: ("a", 8)}
     assert places(given_offsets("endingOffsets", '{"1": 8}', found)) == {0: ("a", 10), 1: ("a", 8)}
+    assert places(given_offsets("startingOffsets", '{"0": 10}', found))[0] == ("a", 10)
+
+
+@pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
+def test_given_offsets_behind_the_end_are_refused(option):
+    found = {0: PartitionState(0, "a", 5, 10, 0), 1: PartitionState(1, "a", 6, 11, 0)}
+    with pytest.raises(BehindEnd, match=f"option '{option}': partition 1 ends at offset 11, and 12 is behind it"):
+        given_offsets(option, '{"1": 12}', found)
+
+
+def test_a_checkpoint_behind_the_end_is_refused_but_of_another_epoch_or_partition():
+    states = {0: PartitionState(0, "b", 5, 10, 0)}
+    check_written(position([(0, "b", 10), (1, "b", 99)]), states)
+    check_written(position([(0, "a", 11)]), states)
+    with pytest.raises(JournalTooShort, match="partition 0: the checkpoint has offset 11, and the journal ends at 10"):
+        check_written(position([(0, "b", 11)]), states)
 
 
 @pytest.mark.parametrize(
