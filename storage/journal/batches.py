@@ -13,7 +13,7 @@ from storage.journal.entities import Wanted
 from storage.journal.events import DAMAGED, Op, name_of
 from storage.journal.files import JournalDamaged, Piece, Reading
 from storage.journal.frames import STREAM_END, CorruptJournal, decode, message, message_of, stream_begin
-from storage.journal.schema import BODY_COLUMNS, SCHEMA, without_bodies
+from storage.journal.schema import SCHEMA, without_bodies
 
 JOINED_BYTES: Final = 1 << 20  # of small batches, or so many rows
 JOINED_ROWS: Final = 16_384
@@ -50,15 +50,14 @@ def stream(
                     yield from joined()
                     yield message_of(payload)
                     continue
-                batch = _cut(piece, decode(payload))
+                batch = _cut(piece, decode(payload, records=records))
             except JournalDamaged as error:
                 batch = _gap(partition, error, time_ms)
             except CorruptJournal as error:  # its checksum is right
                 assert isinstance(piece, Piece)
                 found = JournalDamaged(piece.path, piece.at, piece.first, piece.end, str(error))
                 batch = _gap(partition, found, time_ms)
-            if not records:
-                batch = batch.drop_columns(list(BODY_COLUMNS))
+            batch = batch.select(schema.names)
             if wanted is not None:
                 batch = wanted.rows_of(batch)
             if not len(batch):

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 from xxhash import xxh3_64_intdigest
 
-from storage.journal.schema import SCHEMA
+from storage.journal.schema import BODY_COLUMNS, SCHEMA
 
 MAGIC: Final = b"PjF1"
 _fields = struct.Struct(">4sIQQQqq")
@@ -86,13 +86,18 @@ def _checksum(fields: bytes, payload: bytes | memoryview | pa.Buffer) -> int:
     return xxh3_64_intdigest(payload, xxh3_64_intdigest(fields))
 
 
-def decode(payload: bytes) -> pa.RecordBatch:
-    """Raises CorruptJournal."""
+def decode(payload: bytes, *, records: bool = True) -> pa.RecordBatch:
+    """Without `records`, columns with bodies are left out, and not decompressed. Raises CorruptJournal."""
     try:
-        with pa.ipc.open_stream(payload) as stream:
+        with pa.ipc.open_stream(payload, options=None if records else _WITHOUT_BODIES) as stream:
             return stream.read_next_batch()
     except (pa.ArrowException, StopIteration, OSError) as error:
         raise CorruptJournal(f"the rows cannot be read: {error}") from error
+
+
+_WITHOUT_BODIES: Final = pa.ipc.IpcReadOptions(
+    included_fields=[index for index, name in enumerate(SCHEMA.names) if name not in BODY_COLUMNS]
+)
 
 
 def made_of(payload: bytes) -> Made:

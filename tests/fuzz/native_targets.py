@@ -58,8 +58,7 @@ def seeds(target: str) -> list[bytes]:
         runs = [b"".join(len(record).to_bytes(4, "big") + record for record in made)]
         return [len(record).to_bytes(4, "big") + record for record in made] + runs
     if target == "stored":
-        made = [take_apart(message)[:2] for message in messages]
-        return [encode_message(1000, NEVER, layout, stored) for layout, stored in made]
+        return [encode_message(1000, NEVER, *take_apart(message)[:2]) for message in messages]
     if target == "turns":
         records = [encode_message(1000, NEVER, layout, stored) for layout, stored, _, _ in map(take_apart, messages)]
         keys = [queue_key(1, Place.AVAILABLE, number) for number, _ in enumerate(records, 1)]
