@@ -1,6 +1,7 @@
 """A stream: each message that is sent to one queue is sent to another one, too.
 
-It reads the journal, so it takes nothing from receivers, and needs `journal.mode = "bodies"` for the queue. What runs
+It reads the journal, so it takes nothing from receivers, and needs `journal.mode = "bodies"` for the queue. Messages
+are sent whole, as they were: with all properties and their types, annotations, priority and time to live. What runs
 again after a failure is sent again with the same ids; a target with duplicate detection keeps one of each.
 """
 
@@ -19,6 +20,7 @@ def main() -> int:
     parser.add_argument("--target", required=True, metavar="QUEUE", help="A queue or topic with duplicate detection.")
     parser.add_argument("--checkpoint", required=True, metavar="DIR", help="The position; of this stream alone.")
     parser.add_argument("--http-endpoint", metavar="URL", help="The broker's address for HTTP, if it is unusual.")
+    parser.add_argument("--bad-rows", metavar="QUEUE", help="For rows without a message that the target can take.")
     parser.add_argument("--max-messages", type=int, default=100_000, metavar="N", help="Journal rows in a batch.")
     parser.add_argument(
         "--available-now", action="store_true", help="End when all is sent that was there at the start."
@@ -28,13 +30,19 @@ def main() -> int:
     spark.sparkContext.setLogLevel("WARN")
     place = {"connectionStringFile": options.connection_string_file}
     journal = place | {"mode": "journal", "entity": options.source, "startingOffsets": "earliest"}
-    journal["maxMessagesPerTrigger"] = str(options.max_messages)
+    journal |= {"maxMessagesPerTrigger": str(options.max_messages), "includeAmqpMessage": "true"}
     if options.http_endpoint:
         journal["httpEndpoint"] = options.http_endpoint
-    rows = spark.readStream.format("peeklock").options(**journal).load()
+    # Other columns are not read.
+    columns = "op string, subQueue string, reason string, partition int, journalOffset bigint, amqpMessage binary"
+    rows = spark.readStream.format("peeklock").schema(columns).options(**journal).load()
     # A reason says that the message was in another queue before, such as one that was forwarded.
     sent = rows.where((F.col("op") == "enqueued") & (F.col("subQueue") == "active") & F.col("reason").isNull())
-    writer = sent.writeStream.format("peeklock").options(**place, entity=options.target)
+    sent = sent.select("amqpMessage", "partition", "journalOffset")  # the place of a row is for errors
+    sink = place | {"entity": options.target, "sendAmqpMessage": "true"}
+    if options.bad_rows:
+        sink |= {"onBadRow": "queue", "badRowEntity": options.bad_rows}
+    writer = sent.writeStream.format("peeklock").options(**sink)
     writer = writer.option("checkpointLocation", options.checkpoint)
     query = writer.trigger(availableNow=True).start() if options.available_now else writer.start()
     query.awaitTermination()

@@ -13,11 +13,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from protocol.bounds import LATEST_MS
+from protocol.errors import ProtocolError
+from protocol.extension import extension
 from protocol.message.fields import MAX_ID_CHARACTERS, MAX_PROPERTY_BYTES, UINT_MAX
+from protocol.message.intake import take_apart
 from protocol.symbols import PARTITION_KEY, SCHEDULED_ENQUEUE_TIME, Descriptor
-from pyspark_peeklock.errors import UnfitRow
 
 MAX_BATCH_MESSAGES: Final = 1000  # Azure Service Bus takes no more than 4500 in a batch
+_HEAD_BYTES: Final = 5  # before the content of an encoded string: its constructor, and four bytes of length
 SECTION_BYTES: Final = 8  # before each message: 00 53 75 b0 and four bytes of length
 CHUNK_BYTES: Final = 16 << 20  # rows that are encoded together; far below the 2 GiB of an Arrow array
 
@@ -61,14 +65,11 @@ class Payload(NamedTuple):
 def sections(columns: dict[str, pa.Array]) -> pa.Array:
     """Messages as data sections, one for each row of these columns (binary, string, timestamps in UTC, a map).
 
-    `body` and `messageId` are there, or else `amqpMessage`, with whole messages. Raises UnfitRow, whose rows count from
-    the first of these.
+    `body` and `messageId` are there, or else `amqpMessage`, with whole messages. No row is one of `unfit`.
     """
     whole = columns.get("amqpMessage")
     if whole is not None:
-        _refuse(pc.is_null(whole), "amqpMessage", "is null")
         return _joined(b"\x00\x53\x75\xb0", _lengths(whole), whole)
-    _check(columns)
     body = columns["body"].cast(pa.binary())
     rows = len(body)
     parts = [_header(columns.get("timeToLiveMs")), _annotations(columns, rows), _properties(columns)]
@@ -97,59 +98,112 @@ def payloads(array: pa.Array, batch_bytes: int) -> Iterator[Payload]:
         first = end
 
 
-def check_sizes(array: pa.Array, max_message_bytes: int) -> None:
-    """Raises UnfitRow for a message that is larger than its entity takes; 0 is no limit."""
+Unfit = tuple[str, str]  # the column and why
+
+
+def unfit(columns: dict[str, pa.Array]) -> dict[int, Unfit]:
+    """The rows that cannot become messages, by their places among these, in order."""
+    if "amqpMessage" in columns:
+        return _unfit_messages(columns["amqpMessage"])
+    found: dict[int, Unfit] = {}
+    for wrong, name, reason in _checks(columns):
+        for row in pc.indices_nonzero(wrong).to_pylist():
+            found.setdefault(row, (name, reason))
+    return dict(sorted(found.items()))
+
+
+def too_large(array: pa.Array, max_message_bytes: int) -> dict[int, Unfit]:
+    """The sections of messages that are larger than their entity takes; 0 is no limit."""
     sizes = pc.subtract(pc.binary_length(array), SECTION_BYTES)
-    if max_message_bytes and len(array) and pc.max(sizes).as_py() > max_message_bytes:
-        row = pc.index(pc.greater(sizes, max_message_bytes), True).as_py()
-        reason = f"makes a message of {sizes[row]} bytes; the entity takes {max_message_bytes}"
-        raise UnfitRow(row, "body", reason)
+    if not max_message_bytes or not len(array) or pc.max(sizes).as_py() <= max_message_bytes:
+        return {}
+    return {
+        row: ("body", f"makes a message of {sizes[row]} bytes; the entity takes {max_message_bytes}")
+        for row in pc.indices_nonzero(pc.greater(sizes, max_message_bytes)).to_pylist()
+    }
 
 
-def _check(columns: dict[str, pa.Array]) -> None:
-    _refuse(pc.is_null(columns["body"]), "body", "is null")
+def _checks(columns: dict[str, pa.Array]) -> Iterator[tuple[pa.Array, str, str]]:
+    """What is true for rows that do not fit, with the column and the reason."""
+    yield pc.is_null(columns["body"]), "body", "is null"
     for name in TEXTS:
         column = columns.get(name)
         if column is None:
             continue
-        _check_text(column, name)
+        invalid = _invalid(column)
+        if invalid is not None:
+            yield invalid, name, "is not of valid UTF-8"
+            column = pc.if_else(invalid, pa.scalar(None, column.type), column)
         if name in _IDS:
             too_long = pc.greater(pc.utf8_length(column), MAX_ID_CHARACTERS)
-            _refuse(too_long, name, f"has more than {MAX_ID_CHARACTERS} characters")
+            yield too_long, name, f"has more than {MAX_ID_CHARACTERS} characters"
         elif name in ("contentType", "contentEncoding"):
-            _refuse(pc.invert(pc.string_is_ascii(column)), name, "is not of ASCII characters")
+            yield pc.invert(pc.string_is_ascii(column)), name, "is not of ASCII characters"
     session, key = columns.get("sessionId"), columns.get("partitionKey")
     if session is not None and key is not None:
-        _refuse(pc.not_equal(session, key), "partitionKey", "differs from sessionId")
+        yield pc.not_equal(session, key), "partitionKey", "differs from sessionId"
+    scheduled = columns.get("scheduledTime")
+    if scheduled is not None:
+        micros = scheduled.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+        out_of_range = pc.or_(pc.less(micros, 0), pc.greater(micros, LATEST_MS * 1000 + 999))
+        yield out_of_range, "scheduledTime", "is not from 1970 to 9999"
     ttl_ms = columns.get("timeToLiveMs")
     if ttl_ms is not None:
         out_of_range = pc.or_(pc.less(ttl_ms, 1), pc.greater(ttl_ms, UINT_MAX))
-        _refuse(out_of_range, "timeToLiveMs", f"is not from 1 to {UINT_MAX}")
+        yield out_of_range, "timeToLiveMs", f"is not from 1 to {UINT_MAX}"
+    properties = columns.get("applicationProperties")
+    if properties is not None:
+        yield from _property_checks(properties)
 
 
-def _check_text(column: pa.Array, name: str) -> None:
-    """Spark keeps any bytes in a string; AMQP wants UTF-8."""
+def _unfit_messages(whole: pa.Array) -> dict[int, Unfit]:
+    """Those that a broker would refuse by what they are; where they go to may want more of them."""
+    found = {}
+    for row, message in enumerate(whole.to_pylist()):
+        if message is None:
+            found[row] = "amqpMessage", "is null"
+        elif extension is None or extension.take_apart(message, None) is None:
+            try:
+                take_apart(message)
+            except ProtocolError as error:
+                found[row] = "amqpMessage", f"is no message that could be sent: {error}"
+    return found
+
+
+def _property_checks(column: pa.Array) -> Iterator[tuple[pa.Array, str, str]]:
+    keys, values, starts = _entries(column)
+    row_of = np.searchsorted(starts, np.arange(len(keys)), side="right") - 1
+
+    def rows_of(wrong: pa.Array) -> pa.Array:
+        """The rows that have such an entry."""
+        found: Any = np.zeros(len(column), np.bool_)
+        found[row_of[pc.indices_nonzero(wrong).to_numpy(zero_copy_only=False)]] = True
+        return pa.array(found)
+
+    for array in (keys, values):
+        invalid = _invalid(array)
+        if invalid is not None:
+            yield rows_of(invalid), "applicationProperties", "is not of valid UTF-8"
+    sizes = pc.add(pc.binary_length(keys), pc.fill_null(pc.add(pc.binary_length(values), _HEAD_BYTES), 1))
+    too_long = pc.greater(pc.add(sizes, _HEAD_BYTES), MAX_PROPERTY_BYTES)
+    yield rows_of(too_long), "applicationProperties", f"has a property of more than {MAX_PROPERTY_BYTES} bytes"
+
+
+def _invalid(column: pa.Array) -> pa.Array | None:
+    """Spark keeps any bytes in a string; AMQP wants UTF-8. None if all are valid."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid:
-        values = column.cast(pa.binary()).to_pylist()
-        raise UnfitRow(_first_invalid(values), name, "is not of valid UTF-8") from None
+        return pa.array([not _is_text(value or b"") for value in column.cast(pa.binary()).to_pylist()], pa.bool_())
+    return None
 
 
-def _first_invalid(values: list[bytes | None]) -> int:
-    for row, value in enumerate(values):
-        try:
-            (value or b"").decode()
-        except UnicodeDecodeError:
-            return row
-    raise AssertionError("all are valid")
-
-
-def _refuse(wrong: pa.Array, name: str, reason: str) -> None:
-    """Raises UnfitRow if an element is true."""
-    row = pc.index(wrong, True).as_py()
-    if row >= 0:
-        raise UnfitRow(row, name, reason)
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 # --- sections ---------------------------------------------------------------------------------------------------------
@@ -194,35 +248,22 @@ def _properties(columns: dict[str, pa.Array]) -> Any:
 
 def _application_properties(column: pa.Array) -> Any:
     """Of a map of strings. All entries are encoded at once; a row's are then a range of their buffer."""
-    starts = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
-    begin, end = (int(starts[0]), int(starts[-1])) if len(column) else (0, 0)
-    keys, values = column.keys[begin:end], column.items[begin:end]
-    row_of = np.searchsorted(starts - begin, np.arange(end - begin), side="right") - 1
-
-    def refuse(wrong: pa.Array, reason: str) -> None:
-        entry = pc.index(wrong, True).as_py()
-        if entry >= 0:
-            raise UnfitRow(int(row_of[entry]), "applicationProperties", reason)
-
-    for array in (keys, values):
-        try:
-            array.validate(full=True)
-        except pa.ArrowInvalid:
-            entry = _first_invalid(array.cast(pa.binary()).to_pylist())
-            row = int(row_of[entry])
-            raise UnfitRow(row, "applicationProperties", "is not of valid UTF-8") from None
+    keys, values, starts = _entries(column)
     entries = _joined(_field(keys, _STRING), _field(values, _STRING))
-    refuse(
-        pc.greater(pc.binary_length(entries), MAX_PROPERTY_BYTES),
-        f"has a property of more than {MAX_PROPERTY_BYTES} bytes",
-    )
     _, offsets, data = entries.buffers()
     of_entries = np.frombuffer(offsets, np.int32)[entries.offset : entries.offset + len(entries) + 1]
-    of_rows = np.ascontiguousarray(of_entries[starts - begin], np.int32)
+    of_rows = np.ascontiguousarray(of_entries[starts], np.int32)
     content = pa.Array.from_buffers(pa.binary(), len(column), [None, pa.py_buffer(of_rows), data])
     counts = pa.array((starts[1:] - starts[:-1]) * 2)
     section = _compound(Descriptor.APPLICATION_PROPERTIES, 0xD1, _numbers(counts, ">u4"), content)
     return pc.if_else(pc.or_(pc.is_null(column), pc.equal(counts, 0)), _EMPTY, section)
+
+
+def _entries(column: pa.Array) -> tuple[pa.Array, pa.Array, Any]:
+    """Keys and values of all rows, and where those of each row begin among them, and the last one's end."""
+    starts = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+    begin, end = (int(starts[0]), int(starts[-1])) if len(column) else (0, 0)
+    return column.keys[begin:end], column.items[begin:end], starts - begin
 
 
 def _compound(kind: Descriptor, code: int, count: Any, content: Any) -> Any:

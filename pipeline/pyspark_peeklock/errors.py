@@ -29,9 +29,9 @@ class UnfitSchema(PeeklockSourceError, ValueError):
 class UnfitRow(PeeklockSourceError, ValueError):
     """A row cannot become a message. `row` counts the rows of the task from 0; `place` is where it came from."""
 
-    def __init__(self, row: int, column: str, reason: str) -> None:
-        super().__init__(f"row {row} of this task: column '{column}' {reason}")
-        self.row, self.column, self.reason = row, column, reason
+    def __init__(self, row: int, column: str, reason: str, place: str = "") -> None:
+        of = f", {place}" if place else ""
+        super().__init__(f"row {row} of this task{of}: column '{column}' {reason}")
 
 
 class SendFailed(PeeklockSourceError):

@@ -6,6 +6,7 @@ knowing comes twice, with the same ids. So duplicate detection drops it.
 """
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -24,13 +25,16 @@ from protocol.client.errors import (
     MessageRefused,
 )
 from protocol.client.links import Sender
-from pyspark_peeklock.encoding import CHUNK_BYTES, Payload, check_sizes, payloads, sections
+from pyspark_peeklock.bad_rows import message_of, place_of
+from pyspark_peeklock.encoding import CHUNK_BYTES, Payload, Unfit, payloads, sections, too_large, unfit
 from pyspark_peeklock.errors import SendFailed, UnfitRow
 from pyspark_peeklock.identity import Identities
+from pyspark_peeklock.logs import let_speak
 from pyspark_peeklock.options import SinkOptions
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0
+LOGGED_BAD_ROWS: Final = 10  # of a task; all are counted
 # A repetition does not change these.
 _FINAL: Final = frozenset(
     {
@@ -45,14 +49,21 @@ _FINAL: Final = frozenset(
 _PASSING: Final = frozenset({conditions.SERVER_BUSY, conditions.TIMEOUT, conditions.INTERNAL_ERROR})
 
 
+log = logging.getLogger("pyspark_peeklock")
+
+
 @dataclass(slots=True)
 class Counts:
-    """What the broker has accepted of a task: messages, transfers and bytes on the wire, and repeated transfers."""
+    """What the broker has accepted of a task: messages, transfers and bytes on the wire, and repeated transfers.
+
+    `bad` rows made no message. Those that are in the queue for them count as messages, too.
+    """
 
     messages: int = 0
     transfers: int = 0
     bytes: int = 0
     repeated: int = 0
+    bad: int = 0
 
 
 @dataclass(slots=True)
@@ -80,11 +91,21 @@ async def send_rows(batches: Iterator[dict[str, pa.Array]], options: SinkOptions
             if "amqpMessage" not in columns:
                 columns["messageId"] = identities.of(columns, rows, row)
             for address, part, numbers in _by_address(columns, row, options.entity):
-                try:
-                    array = sections(part)
-                    check_sizes(array, await outbox.max_message_bytes(address))
-                except UnfitRow as error:
-                    raise UnfitRow(int(numbers[error.row]), error.column, error.reason) from None
+                if not address.strip("/"):
+                    why = "targetEntity", "is null or empty, and there is no option 'entity'"
+                    await _take_bad(outbox, options, part, numbers, dict.fromkeys(range(len(numbers)), why))
+                    continue
+                bad = unfit(part)
+                await _take_bad(outbox, options, part, numbers, bad)
+                part, numbers = _without(part, numbers, bad)
+                if not len(numbers):
+                    continue
+                array = sections(part)
+                bad = too_large(array, await outbox.max_message_bytes(address))
+                await _take_bad(outbox, options, part, numbers, bad)
+                if bad:
+                    _, numbers = _without(part, numbers, bad)
+                    array = array.filter(pa.array([row not in bad for row in range(len(array))]))
                 for payload in payloads(array, await outbox.batch_bytes(address)):
                     await outbox.put(address, payload, int(numbers[payload.first]), int(numbers[payload.end - 1]))
             row += rows
@@ -94,8 +115,39 @@ async def send_rows(batches: Iterator[dict[str, pa.Array]], options: SinkOptions
     return outbox.counts
 
 
+async def _take_bad(
+    outbox: "_Outbox", options: SinkOptions, part: dict[str, pa.Array], numbers: Any, bad: dict[int, Unfit]
+) -> None:
+    """Do with rows that make no message what option `onBadRow` says. Raises UnfitRow, SendFailed."""
+    for row, why in bad.items():
+        error = UnfitRow(int(numbers[row]), *why, place_of(part, row))
+        if options.on_bad_row == "fail":
+            raise error
+        if not outbox.counts.bad:
+            let_speak(log)
+        outbox.counts.bad += 1
+        if outbox.counts.bad <= LOGGED_BAD_ROWS:
+            log.warning("peeklock sink: bad row: %s", error)
+        if options.on_bad_row == "queue":
+            most = await outbox.max_message_bytes(options.bad_row_entity)
+            message = message_of(part, row, int(numbers[row]), why, most)
+            payload = Payload(row, row + 1, message, False)
+            await outbox.put(options.bad_row_entity, payload, int(numbers[row]), int(numbers[row]))
+
+
+def _without(part: dict[str, pa.Array], numbers: Any, bad: dict[int, Unfit]) -> tuple[dict[str, pa.Array], Any]:
+    """The other rows, and their numbers."""
+    if not bad:
+        return part, numbers
+    left = np.delete(np.arange(len(_content(part))), list(bad))
+    return {name: column.take(pa.array(left)) for name, column in part.items()}, numbers[left]
+
+
 def _by_address(columns: dict[str, pa.Array], row: int, entity: str) -> Iterator[tuple[str, dict[str, pa.Array], Any]]:
-    """The rows of each entity in their order, in parts that may be encoded at once; with their numbers in the task."""
+    """The rows of each entity in their order, in parts that may be encoded at once; with their numbers in the task.
+
+    The address is empty for rows that name no entity.
+    """
     numbers = np.arange(row, row + len(_content(columns)))
     targets = columns.get("targetEntity")
     if targets is None:
@@ -104,8 +156,6 @@ def _by_address(columns: dict[str, pa.Array], row: int, entity: str) -> Iterator
     coded = targets.fill_null(entity).dictionary_encode()
     for code, address in enumerate(coded.dictionary.to_pylist()):
         at = np.flatnonzero(coded.indices.to_numpy(zero_copy_only=False) == code)
-        if not address.strip("/"):
-            raise UnfitRow(int(numbers[at[0]]), "entity", "is null or empty, and there is no option 'entity'")
         of_one = {name: column.take(pa.array(at)) for name, column in columns.items()}
         yield from ((address, part, numbers[at[first:]]) for first, part in _chunks(of_one))
 

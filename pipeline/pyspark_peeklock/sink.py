@@ -20,6 +20,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, StringType, StructType
 
 from pyspark_peeklock import rows
+from pyspark_peeklock.bad_rows import PLACE_COLUMNS
 from pyspark_peeklock.errors import UnfitSchema
 from pyspark_peeklock.identity import POSITION_COLUMNS, Identities
 from pyspark_peeklock.logs import let_speak
@@ -132,16 +133,16 @@ def checked_columns(schema: StructType, options: SinkOptions) -> dict[str, str]:
     theirs = _by_our_names(schema)
     types = {ours: schema[name].dataType for ours, name in theirs.items()}
     if options.sends_amqp_message:
-        return {ours: theirs[ours] for ours in _columns_of_whole_messages(types, options)}
+        _check_whole_messages(types)
+        return _with_target(dict(theirs), options)
     for name, kind in types.items():
         allowed = _COLUMNS.get(name)
         if allowed is None and name not in _IGNORED:
             near = get_close_matches(name, _COLUMNS, 1)
             hint = f"; did you mean '{near[0]}'?" if near else "; drop it, or put it into applicationProperties"
             raise UnfitSchema(f"the sink has no column '{name}'{hint}")
-        if allowed is not None and not isinstance(kind, allowed):
-            wanted = " or ".join(each.typeName() for each in allowed)
-            raise UnfitSchema(f"column '{name}' must be {wanted}, not {kind.simpleString()}")
+        if allowed is not None:
+            _check_type(name, kind, allowed)
     properties = types.get("applicationProperties")
     if properties is not None and properties != rows.PROPERTIES and properties.simpleString() != "map<string,string>":
         raise UnfitSchema(f"column 'applicationProperties' must be map<string,string>, not {properties.simpleString()}")
@@ -154,9 +155,18 @@ def checked_columns(schema: StructType, options: SinkOptions) -> dict[str, str]:
             f"columns {', '.join(POSITION_COLUMNS)} of the source, or, for a plan without shuffle whose rows come in "
             f"the same order every time, set option idFromPosition={POSITION}"
         )
-    names = {ours: name for ours, name in theirs.items() if ours in _COLUMNS}
+    return _with_target({ours: name for ours, name in theirs.items() if ours in _COLUMNS}, options)
+
+
+def _check_type(name: str, kind: DataType, allowed: tuple[type[DataType], ...]) -> None:
+    if not isinstance(kind, allowed):
+        wanted = " or ".join(each.typeName() for each in allowed)
+        raise UnfitSchema(f"column '{name}' must be {wanted}, not {kind.simpleString()}")
+
+
+def _with_target(names: dict[str, str], options: SinkOptions) -> dict[str, str]:
     # A row of the journal has the entity that it came from in `entity`; to send it there again would be a circle.
-    if "journalOffset" not in types and "entity" in names and "targetEntity" not in names:
+    if "journalOffset" not in names and "entity" in names and "targetEntity" not in names:
         names["targetEntity"] = names.pop("entity")
     if "targetEntity" not in names and not options.entity:
         raise UnfitSchema("where to? Set option 'entity' to a queue or topic, or give a column 'targetEntity'")
@@ -174,15 +184,14 @@ def _by_our_names(schema: StructType) -> dict[str, str]:
     return found
 
 
-def _columns_of_whole_messages(types: dict[str, DataType], options: SinkOptions) -> list[str]:
+def _check_whole_messages(types: dict[str, DataType]) -> None:
     if not isinstance(types.get(_WHOLE), BinaryType):
         raise UnfitSchema(f"with sendAmqpMessage=true, a column '{_WHOLE}' must have the encoded messages as binary")
-    others = types.keys() - {_WHOLE, "targetEntity"}
+    others = types.keys() - {_WHOLE, "targetEntity", *PLACE_COLUMNS}
     if others:
         raise UnfitSchema(f"with sendAmqpMessage=true, column '{min(others)}' would not be sent: drop it")
-    if "targetEntity" not in types and not options.entity:
-        raise UnfitSchema("where to? Set option 'entity' to a queue or topic, or give a column 'targetEntity'")
-    return list(types)
+    for name in types.keys() - {_WHOLE}:
+        _check_type(name, types[name], _COLUMNS[name])
 
 
 def columns_of(batch: pa.RecordBatch, names: dict[str, str]) -> dict[str, pa.Array]:
@@ -206,9 +215,10 @@ def _report(what: str, messages: Sequence[Any]) -> None:
     seconds = max((task.seconds for task in tasks), default=0.0)
     by_task = ", ".join(f"{task.task}: {task.counts.messages}" for task in tasks)
     log.info(
-        "peeklock sink: %s: accepted=%d tasks=%d of %d transfers=%d repeated=%d seconds=%.3f; by task {%s}",
+        "peeklock sink: %s: accepted=%d bad=%d tasks=%d of %d transfers=%d repeated=%d seconds=%.3f; by task {%s}",
         what,
         accepted,
+        sum(task.counts.bad for task in tasks),
         len(tasks),
         len(messages),
         transfers,

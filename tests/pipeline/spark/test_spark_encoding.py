@@ -25,7 +25,7 @@ from pyspark_peeklock.identity import Identities
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=128)
 ASCII = st.text(st.characters(max_codepoint=127), max_size=300)
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-TIMES = st.datetimes(datetime.datetime(1, 1, 2), datetime.datetime(9999, 12, 30), timezones=st.just(datetime.UTC))
+TIMES = st.datetimes(datetime.datetime(1970, 1, 1), datetime.datetime(9999, 12, 30), timezones=st.just(datetime.UTC))
 KINDS = {
     **dict.fromkeys(TEXTS, TEXT),
     "contentType": ASCII,

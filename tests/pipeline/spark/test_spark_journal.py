@@ -234,6 +234,21 @@ def test_a_stream_of_rows_becomes_messages_with_ids_of_their_positions(spark, se
     assert take_all(broker, "once") == []
 
 
+def test_a_stream_of_whole_messages(spark, server, secret, broker, tmp_path):
+    """They keep their types; the row without one goes to the queue for such rows, and the stream goes on."""
+    source = with_options(spark.readStream, server, secret, startingOffsets="earliest", includeAmqpMessage="true")
+    rows = source.load().where("partition = 0 and journalOffset < 5 or partition = 2 and journalOffset = 7")
+    writer = rows.select("AMQPMessage", "partition", "journalOffset").writeStream.format("peeklock")
+    given = {"entity": "plain", "sendAmqpMessage": "true", "onBadRow": "queue", "badRowEntity": "other"}
+    writer = writer.options(connectionStringFile=str(secret), checkpointLocation=str(tmp_path / "checkpoint"), **given)
+    writer.trigger(availableNow=True).start().awaitTermination()
+    found = take_all(broker, "plain", 5)
+    assert sorted(each.content() for each in found) == [b"body %d" % n for n in range(5)]
+    assert {each.application_properties["n"] for each in found} == set(range(5))
+    [bad] = take_all(broker, "other", 1)
+    assert (bad.application_properties["partition"], bad.application_properties["journalOffset"]) == (2, 7)
+
+
 def test_of_two_streams_with_one_checkpoint_one_ends_and_nothing_is_doubled(spark, stream, journal, tmp_path):
     first = stream({"processingTime": "0 seconds"}, startingOffsets="earliest", maxMessagesPerTrigger=50)
     eventually(lambda: any(each.numInputRows for each in first.recentProgress), "the first batch")
