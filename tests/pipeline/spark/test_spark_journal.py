@@ -99,7 +99,7 @@ def test_conditions_are_met_before_rows_come_to_spark(spark, read, journal):
         assert keys(chosen) == [(2, offset) for offset in range(60, 90) if offset != 70]
         asked = {request[:3] for request in journal.requests if request[2] - request[1] > 1}
         assert asked == {(0, 60, 90), (2, 60, 90)}, "but for the search of the time"
-        assert {query.get("entity") for *_, query in journal.requests if query["to"] == "90"} == {"invoices"}
+        assert {query.get("entity") for *_, query in journal.requests if query["from"] == "60"} == {"invoices"}
     finally:
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
 
