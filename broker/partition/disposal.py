@@ -4,6 +4,8 @@ The rules of an entity that was moved stay, because every partition has them, an
 it may go on forwarding to entities here.
 """
 
+from collections.abc import Sequence
+
 from broker.partition.messages.shared_bodies import release
 from broker.partition.sessions.states import free_states
 from broker.partition.state.core import Core
@@ -53,7 +55,7 @@ def free(core: Core, entity_id: int, now_ms: int) -> None:
     store, step, first, end = core.store, _step(core), queue_id_of(entity_id), queue_id_of(entity_id + 1)
     topic_id = core.deleted[entity_id]
     core.turn.work += step
-    if items := store.scan(Table.QUEUE, queue_key(first, 0, 0), queue_key(end, 0, 0), step):
+    if items := _next_entries(core, entity_id, step):
         ids = []
         for key, value in items:
             try:
@@ -65,6 +67,7 @@ def free(core: Core, entity_id: int, now_ms: int) -> None:
         elif ids:
             release(core, topic_id, ids, [None] * len(ids))
         store.delete_many(Table.QUEUE, [key for key, _ in items])
+        core.freed_up_to[entity_id] = items[-1][0]
         _name(core, entity_id)
         op, reason = (Op.MOVED, None) if entity_id in core.terms else (Op.PURGED, "deleted")
         for key, _ in items:
@@ -96,6 +99,17 @@ def free(core: Core, entity_id: int, now_ms: int) -> None:
         del core.deleted[entity_id]
         return
     core.timers.arm(now_ms, (first, Due.DELETION))
+
+
+def _next_entries(core: Core, entity_id: int, step: int) -> Sequence[tuple[bytes, bytes]]:
+    """Behind those that were deleted: a scan from the first key would pass all of these until a checkpoint has made
+    the tables without them, which for 200,000 messages took five times as long as all the rest.
+    """
+    begin, end = queue_key(queue_id_of(entity_id), 0, 0), queue_key(queue_id_of(entity_id + 1), 0, 0)
+    freed = core.freed_up_to.pop(entity_id, None)
+    if freed is not None and (items := core.store.scan(Table.QUEUE, freed + b"\0", end, step)):
+        return items
+    return core.store.scan(Table.QUEUE, begin, end, step)
 
 
 def _step(core: Core) -> int:

@@ -185,6 +185,29 @@ def test_a_turn_frees_little_of_a_deleted_queue():
     assert left == [500, 372, 244, 116, 0]
 
 
+def test_each_turn_goes_on_behind_what_the_last_one_freed(monkeypatch):
+    """Until a checkpoint, a scan from the first key passes all keys that were deleted."""
+    queue = Driver()
+    queue.send(*[message(b"m") for _ in range(500)])
+    starts = []
+    scan = queue.store.scan
+
+    def noted(table, start, *rest):
+        if table is Table.QUEUE:
+            starts.append(start)
+        return scan(table, start, *rest)
+
+    queue.partition.delete_entity(ENTITY, queue.now_ms)
+    monkeypatch.setattr(queue.store, "scan", noted)
+    for _ in range(4):
+        queue.partition.advance(queue.now_ms)
+        queue.partition.commit()
+    assert len(starts) == 4
+    assert starts == sorted(set(starts))
+    queue.partition.advance(queue.now_ms)
+    assert starts[5] == starts[0]  # nothing was left behind the last one: once more from the first
+
+
 def test_freeing_a_deleted_queue_goes_on_after_a_restart():
     queue = Driver(settings=PartitionSettings(step=2))
     queue.send(*"abcdefg")
