@@ -96,7 +96,7 @@ class Core:
         self.destination_ids: dict[str, int] = {}  # the same for queues and topics: all that is sent to
         self.subscription_ids: dict[int, set[int]] = {}  # topic -> its subscriptions, entity ids
         self.deleted: dict[int, int | None] = {}  # entities whose messages are still being deleted -> their topic
-        self.freed_up_to: dict[int, bytes] = {}  # of these, the last key of QUEUE that was deleted
+        self.freed_up_to: dict[int, dict[Table, bytes]] = {}  # of these, up to which keys of tables they have nothing
         self.frozen: set[int] = set()  # entities that refuse uses, because they are being moved to another partition
         self.arriving: dict[int, bytes] = {}  # entities that are being moved here -> token of the move
         self.departing: dict[int, Any] = {}  # entities that are being moved away -> `moving.departure.Departure`
