@@ -109,7 +109,8 @@ class Sender:
         while True:
             fields = self._peer.expect(FLOW).fields
             if fields[4] == self._their_handle and fields[5] == self._count:
-                return int(fields[5] + fields[6])
+                self._limit = int(fields[5] + fields[6])
+                return self._limit
 
     def answer(self, payload: bytes) -> int:
         """The state that a delivery with this payload is answered with."""
