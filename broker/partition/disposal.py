@@ -75,7 +75,7 @@ def free(core: Core, entity_id: int, now_ms: int) -> None:
             core.journal.gone(op, queue_id, [number], reason)
     elif items := _next_rows(core, entity_id, Table.SESSION_ENTRIES, entity_key(first), entity_key(end), step):
         store.delete_many(Table.SESSION_ENTRIES, [key for key, _ in items])
-    elif items := store.scan(Table.SESSIONS, entity_key(first), entity_key(end), step):
+    elif items := _next_rows(core, entity_id, Table.SESSIONS, entity_key(first), entity_key(end), step):
         _journal_states(core, entity_id)
         free_states(core, topic_id, items)
     elif items := store.scan(Table.SESSION_STATES, entity_key(first), entity_key(end), STATES):
