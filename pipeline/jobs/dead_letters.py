@@ -22,7 +22,7 @@ from pipeline.jobs import plots, running
 from pipeline.jobs.auditing.identities import MAX_MOVES
 from pipeline.jobs.fingerprints import BINARY, binary_sample, fingerprint, is_binary, masked, text_of
 from pipeline.jobs.ledger import ENTERS, MOVED, LedgerError, Source, kept, normalized
-from pipeline.jobs.report import Headline, Report, Section, Table, counted, labels
+from pipeline.jobs.report import Headline, Report, Section, Table, counted, labels, shortened
 from pyspark_peeklock.errors import JournalRefused
 from pyspark_peeklock.records import columns_of
 
@@ -206,7 +206,7 @@ def report(summed: DataFrame, waiting: DataFrame, alike: DataFrame) -> Report:
             row.entity,
             row.reason,
             row.fingerprint,
-            _cut(row.masked),
+            None if row.masked is None else shortened(row.masked, _SHOWN_CHARACTERS),
             "\n".join(row.messageIds),
             row.firstTime,
             row.lastTime,
@@ -267,10 +267,6 @@ def report(summed: DataFrame, waiting: DataFrame, alike: DataFrame) -> Report:
     facts = [("Entities", len(by_entity)), ("Fingerprints", alike.count()), ("Waiting", waiting_now)]
     headline = Headline(total, f"dead-lettered, of which {waiting_now:,} wait" if total else "dead-lettered")
     return Report("Dead letters", text, "plain" if total else "good", facts, sections, headline)
-
-
-def _cut(text: str | None) -> str | None:
-    return text if text is None or len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
 def _job(arguments: Sequence[str]) -> int:

@@ -33,7 +33,8 @@ def is_binary(body: Column) -> Column:
     start = F.substring(body, 1, HASHED_CHARACTERS * _BYTES_OF_CHARACTER)
     # The last character may be cut.
     wholes = [
-        F.substring(start, F.lit(1), F.greatest(F.length(start) - cut, F.lit(0))) for cut in range(_BYTES_OF_CHARACTER)
+        F.substring(start, F.lit(1), F.greatest(F.length(start) - cut, F.lit(0)))
+        for cut in range(1, _BYTES_OF_CHARACTER)
     ]
     is_cut = F.length(body) > F.length(start)
     is_utf8 = F.is_valid_utf8(start.cast("string")) | (

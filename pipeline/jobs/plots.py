@@ -14,7 +14,7 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator
 
-from pipeline.jobs.report import duration, shown
+from pipeline.jobs.report import duration, shortened, shown
 
 # Colours that are drawn, and what the page puts in their place.
 _PLACEHOLDERS: Final = {
@@ -253,7 +253,7 @@ def _labels(names: Iterable[str]) -> dict[str, str]:
 
 
 def _beginning(text: str) -> str:
-    return text if len(text) <= _MAX_LABEL_CHARACTERS else f"{text[: _MAX_LABEL_CHARACTERS - 1]}…"
+    return text if len(text) == _MAX_LABEL_CHARACTERS else shortened(text, _MAX_LABEL_CHARACTERS - 1)
 
 
 def _both_ends(text: str) -> str:

@@ -76,7 +76,12 @@ def shown(value: Any) -> str:
         # Without a zone it is what PySpark has collected, which is of this machine's zone.
         return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
     text = _NOT_PRINTED.sub("\ufffd", str(value))
-    return text if len(text) <= MAX_CELL_CHARACTERS else f"{text[:MAX_CELL_CHARACTERS]}…"
+    return shortened(text, MAX_CELL_CHARACTERS)
+
+
+def shortened(text: str, most: int) -> str:
+    """The text, or its first `most` characters and an ellipsis."""
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def duration(milliseconds: float) -> str:

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pipeline.jobs.auditing.moves import MOVE_FAULTS
 from pipeline.jobs.auditing.offsets import Offsets
 from pipeline.jobs.auditing.verdicts import FAULTS, Judged
+from pipeline.jobs.report import counted
 
 
 class Audit(NamedTuple):
@@ -120,7 +121,7 @@ def verdict_text(numbers: Summary, compared: Compared = Compared.NOTHING) -> tup
 def _reservations(numbers: Summary) -> Iterator[str]:
     if numbers.gaps:
         many = "a gap" if numbers.gaps == 1 else f"{numbers.gaps:,} gaps"
-        rows = f" of {numbers.missing:,} rows" if numbers.missing else ""
+        rows = f" of {counted(numbers.missing, 'row')}" if numbers.missing else ""
         yield f"The ledger has {many}{rows}: what happened there is not known, and is called no fault."
     if numbers.cut:
         yield "The newest entries of the manifest are gone: the broker was told that more is captured."
@@ -141,8 +142,9 @@ def _verdict(numbers: Summary) -> tuple[str, str]:
         if numbers.bodies:
             named["damaged bodies"] = numbers.bodies
         listed = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in named.items())
-        counted = "1 fault" if numbers.faults == 1 else f"{numbers.faults:,} faults"
-        return f"{counted} in {total:,} messages: {listed}.", "bad"
+        return f"{counted(numbers.faults, 'fault')} in {counted(total, 'message')}: {listed}.", "bad"
     if numbers.undecided or numbers.gaps:
-        return f"No faults in {total:,} messages; {numbers.undecided:,} could not be decided.", "plain"
-    return f"All {total:,} messages are accounted for.", "plain" if numbers.problems["backward"] else "good"
+        return f"No faults in {counted(total, 'message')}; {numbers.undecided:,} could not be decided.", "plain"
+    return f"All {counted(total, 'message is', 'messages are')} accounted for.", "plain" if numbers.problems[
+        "backward"
+    ] else "good"

@@ -10,7 +10,7 @@ from pipeline.jobs import plots
 from pipeline.jobs.auditing import bodies
 from pipeline.jobs.auditing.findings import Audit, Compared, Summary, verdict_text
 from pipeline.jobs.auditing.verdicts import FAULTS, VERDICTS
-from pipeline.jobs.report import Report, Section, Table, labels
+from pipeline.jobs.report import Headline, Report, Section, Table, labels
 
 SHOWN_ROWS: Final = 200
 SHOWN_QUEUES: Final = 12
@@ -96,7 +96,19 @@ def report(found: Audit, numbers: Summary, compared: Compared, source: str) -> R
             ],
         ),
     ]
-    return Report("Flow audit", text, mood, facts, sections)
+    return Report("Flow audit", text, mood, facts, sections, _headline(numbers))
+
+
+def _headline(numbers: Summary) -> Headline:
+    """What the reader has to look at; if there is nothing, how many messages are accounted for."""
+    if numbers.faults:
+        return Headline(numbers.faults, "fault" if numbers.faults == 1 else "faults")
+    if numbers.undecided:
+        return Headline(numbers.undecided, "could not be decided")
+    if numbers.gaps:
+        return Headline(numbers.gaps, "gap in the ledger" if numbers.gaps == 1 else "gaps in the ledger")
+    total = numbers.messages.total()
+    return Headline(total, "message accounted for" if total == 1 else "messages accounted for")
 
 
 def _plots(numbers: Summary) -> list[str]:

@@ -87,7 +87,12 @@ def test_any_body_has_a_fingerprint(spark):
 
 def test_bodies_that_are_no_text_are_named_so(spark):
     history = History()
-    texts = ["", "näme ☃ \U0001f600", "tab\tand\r\nlines \x1b[31mred", "a" * (64 << 10) + "☃" * (70 << 10)]
+    texts = [
+        "",
+        "näme ☃ \U0001f600",
+        "tab\tand\r\nlines \x1b[31mred",
+        *("a" * more + "☃" * (90 << 10) for more in (0, 1, 2)),
+    ]
     binaries = [b"\xff\xfe\x00" * 20, b"\x00", b"a" * 40 + b"\x01", b"\xc3"]
     for body in [*(text.encode() for text in texts), *binaries]:
         dead(history, "orders", body)
