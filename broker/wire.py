@@ -172,7 +172,9 @@ class Send(NamedTuple):
     messages: Sequence[Any]
 
 
-# A run (`broker.runs`); of a large frame, it is a view of that (see `unpack_large`).
+LARGE_RUN_BYTES = 1 << 20  # a larger run is passed on without copies where that can be
+
+# A run (`broker.runs`); of a large frame, it is a view of that (`broker.large_frames`).
 RunBytes = bytes | memoryview
 
 
@@ -903,11 +905,11 @@ def cut_channels(channels: Sequence[int]) -> tuple[list[int], list[int]]:
     return first, rest
 
 
-_unpackb = partial(msgpack.unpackb, strict_map_key=False)
+items_of = partial(msgpack.unpackb, strict_map_key=False)
 
 
 def unpack(
-    frame: bytes | memoryview, items_of: Callable[[bytes | memoryview], Iterable[list[Any]]] = _unpackb
+    frame: bytes | memoryview, items_of: Callable[[bytes | memoryview], Iterable[list[Any]]] = items_of
 ) -> list[Message]:
     """The messages of a frame that another process of this namespace made. Kinds that are unknown are left out."""
     kinds, make = _KINDS, tuple.__new__  # calling the class costs twice as much
@@ -918,74 +920,3 @@ def unpack(
         except KeyError:  # a later version's, which we have not said that we understand
             continue
     return messages
-
-
-# Of a large frame, a run of so many bytes is no copy, if it is also this part of the frame: it keeps the whole frame in
-# memory, also where its client does not read.
-LARGE_RUN_BYTES = 1 << 20
-_PART_OF_FRAME = 4
-_LOOK_BYTES = 64 << 10  # of a large frame that are copied at once, to look for such runs
-
-
-def unpack_large(frame: memoryview) -> list[Message]:
-    """As `unpack`. Large runs are views of the frame, which must not change any more."""
-    return unpack(frame, _items_around_runs)
-
-
-def _items_around_runs(frame: bytes | memoryview) -> Iterable[list[Any]]:
-    try:
-        return list(_LargeFrame(memoryview(frame)).items())
-    except msgpack.OutOfData:  # something else in it is large, or there are many large runs
-        items: list[list[Any]] = _unpackb(frame)
-        return items
-
-
-class _LargeFrame:
-    """A frame that is unpacked piece by piece, up to a large run and on behind it."""
-
-    def __init__(self, frame: memoryview) -> None:
-        self._frame = frame
-        self._go_on(0)
-
-    def _go_on(self, at: int) -> None:
-        self._unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=0)
-        self._begin = self._fed = at
-
-    @property
-    def _at(self) -> int:
-        """The offset of what comes next."""
-        return self._begin + int(self._unpacker.tell())
-
-    def _next(self, method: str) -> Any:
-        """What this method of the unpacker returns. Raises OutOfData if that is large."""
-        while True:
-            try:
-                return getattr(self._unpacker, method)()
-            except msgpack.OutOfData:
-                if self._fed - self._at >= _LOOK_BYTES or self._fed == len(self._frame):
-                    raise
-                piece = self._frame[self._fed : self._fed + _LOOK_BYTES]
-                self._unpacker.feed(piece)
-                self._fed += len(piece)
-
-    def items(self) -> Iterator[list[Any]]:
-        """Those of each message."""
-        for _ in range(self._next("read_array_header")):
-            count = self._next("read_array_header")
-            items = [self._next("unpack") for _ in range(count - 1)]
-            run = self._large_run() if items and items[0] in (_SEND_RUN, _DELIVER_RUN) else None
-            if count:
-                items.append(self._next("unpack") if run is None else run)
-            yield items
-
-    def _large_run(self) -> memoryview | None:
-        """The run that comes next, if it is large; then what is behind it comes next."""
-        at = self._at
-        begin = at + len(run_head(b""))
-        if bytes(self._frame[at : at + 1]) != b"\xc6":  # bin 32
-            return None
-        end = begin + int.from_bytes(self._frame[at + 1 : begin], "big")
-        if end - begin < max(LARGE_RUN_BYTES, len(self._frame) // _PART_OF_FRAME) or end > len(self._frame):
-            return None
-        self._go_on(end)
-        return self._frame[begin:end]

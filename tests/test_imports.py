@@ -110,6 +110,7 @@ MAY_IMPORT = {
     # What all processes share must not drag in a part of one of them.
     "broker.errors": set(),
     "broker.wire": set(),
+    "broker.large_frames": {"broker.wire"},
     "broker.runs": {
         "broker.wire",
         "protocol.extension",
@@ -292,6 +293,7 @@ PURE = (
     "broker.partition",
     "broker.rules",
     "broker.wire",
+    "broker.large_frames",
     "broker.runs",
     "broker.errors",
     "broker.namespace.entities",

@@ -8,7 +8,7 @@ from typing import cast
 
 import msgpack
 
-from broker import wire
+from broker import large_frames, wire
 from broker.gateway.router import EARLY_BYTES, OUTPUT_HIGH_BYTES, RECONNECT_SECONDS, Router, WorkerConnection
 from broker.unix_socket import SEND_BUFFER_BYTES
 from broker.wire import Beat, Command, Followed, Join, Message, RunBytes, SendRun, TakesRuns
@@ -90,7 +90,7 @@ class SocketConnection(WorkerConnection, asyncio.BufferedProtocol):
         """Take the frames that are whole now. What is taken of them is a copy, but for runs of large ones."""
         self._input_end += nbytes
         view, at, end = self._input, self._input_begin, self._input_end
-        unpack = wire.unpack if view is self._usual_input else wire.unpack_large
+        unpack = wire.unpack if view is self._usual_input else large_frames.unpack
         messages: list[Message] = []
         size = 0
         while end - at >= 4:

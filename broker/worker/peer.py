@@ -13,7 +13,7 @@ from itertools import islice
 
 import msgpack
 
-from broker import wire
+from broker import large_frames, wire
 from broker.cluster.silence import Patience, Silence, let_beats_decide
 from broker.unix_socket import SEND_BUFFER_BYTES
 from broker.wire import DeliverRun, Message
@@ -153,7 +153,7 @@ class Peer:
         """The messages of the frame, which is whole."""
         frame, self._large = self._large[4:], memoryview(b"")
         self._reads_otherwise = self._tls is not None
-        return wire.unpack_large(frame)
+        return large_frames.unpack(frame)
 
     def _read_large(self) -> list[Message] | None:
         """As `read`, of a plain socket: what has arrived of the large frame, which goes right to its place."""

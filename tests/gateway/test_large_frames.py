@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker import runs, wire
+from broker import large_frames, runs, wire
 from broker.gateway import worker_socket
 from broker.gateway.worker_socket import SocketConnection
 from broker.worker import peer as peers
@@ -57,7 +57,7 @@ def framed(frame: list[Any]) -> bytes:
 def small_sizes():
     return (
         patch.object(wire, "LARGE_RUN_BYTES", LARGE_RUN_BYTES),
-        patch.object(wire, "_LOOK_BYTES", LOOK_BYTES),
+        patch.object(large_frames, "_LOOK_BYTES", LOOK_BYTES),
         patch.object(worker_socket, "INPUT_BYTES", BUFFER_BYTES),
         patch.object(peers, "LARGE_BYTES", BUFFER_BYTES),
     )
@@ -73,7 +73,7 @@ def test_a_large_frame_has_the_same_messages(frame):
     data = packed(frame)
     runs_size, look, _, _ = small_sizes()
     with runs_size, look:
-        found = wire.unpack_large(memoryview(data))
+        found = large_frames.unpack(memoryview(data))
     assert found == wire.unpack(data)
     assert [type(each) for each in found] == [type(each) for each in wire.unpack(data)]
 
@@ -82,7 +82,7 @@ def test_large_runs_are_views_of_the_frame_and_small_ones_are_not():
     large = bytes(wire.LARGE_RUN_BYTES)
     frame = [wire.sent(1, 2), wire.send_run(0, 1, 2, 1, b"small"), wire.send_run(0, 1, 2, 1, large), wire.sent(3, 4)]
     data = memoryview(packed(frame))
-    _, small, found, last = wire.unpack_large(data)
+    _, small, found, last = large_frames.unpack(data)
     assert isinstance(found.run, memoryview)
     assert found.run.obj is data.obj
     assert bytes(found.run) == large
@@ -93,7 +93,7 @@ def test_large_runs_are_views_of_the_frame_and_small_ones_are_not():
 @pytest.mark.parametrize("count", [3, 4, 8])
 def test_no_run_keeps_more_than_four_times_its_size_in_memory(count):
     frame = [wire.deliver_run(at, 5000, bytes(16), 7, 0, 1, bytes(wire.LARGE_RUN_BYTES)) for at in range(count)]
-    found = wire.unpack_large(memoryview(packed(frame)))
+    found = large_frames.unpack(memoryview(packed(frame)))
     assert found == frame
     assert {type(each.run) for each in found} == {memoryview if count < 4 else bytes}
 
@@ -104,7 +104,7 @@ def test_a_large_frame_that_ends_too_early_is_refused_as_a_small_one_is(cut):
     with pytest.raises(ValueError, match="incomplete"):
         wire.unpack(data)
     with pytest.raises(ValueError, match="incomplete"):
-        wire.unpack_large(memoryview(data))
+        large_frames.unpack(memoryview(data))
 
 
 class Connection(SocketConnection):
