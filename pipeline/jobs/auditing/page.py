@@ -54,7 +54,6 @@ def report(found: Audit, numbers: Summary, compared: Compared, source: str) -> R
         ("From (UTC)", min((log.first_time for log in logs), default=None)),
         ("To (UTC)", max((log.last_time for log in logs), default=None)),
         ("Compared with what is in the queues", snapshot_given),
-        ("Ledger", source),
     ]
     fine = "entered once, left at most once" + (", and is there if it has not left" if snapshot_given else "")
     meaning, messages = _MEANING | {"ok": fine}, numbers.messages
@@ -62,7 +61,7 @@ def report(found: Audit, numbers: Summary, compared: Compared, source: str) -> R
     verdicts = Table("Messages by verdict", ("Verdict", "Messages", "Meaning"), in_words)
     by_place = ("verdict", "namespace", "entity")
     sections = [
-        Section("Verdicts", "", _plots(numbers), [verdicts]),
+        Section("Verdicts", source, _plots(numbers), [verdicts]),
         Section(
             "Faults",
             "Each message whose rows contradict each other, or what is in its queue.",
