@@ -180,7 +180,7 @@ def test_messages_that_a_gap_hides_fail_where_that_is_asked(spark, captured, tmp
     history = sent()
     captured.add(history.rows, lost={(0, 1)})  # the second message enters, and later ends
     assert run(captured, tmp_path, "--whole", "--fail-on-faults") == 0
-    assert "; 1 could not be decided. The ledger has a gap of 1 rows" in capsys.readouterr().out
+    assert "; 1 could not be decided. The ledger has a gap of 1 row:" in capsys.readouterr().out
     assert run(captured, tmp_path, "--whole", "--fail-on-undecided") == 1
 
 
