@@ -201,7 +201,7 @@ def test_the_job_goes_on_behind_the_last_audit_that_was_finished(spark, tmp_path
         assert job.main(options) == 0
         return capsys.readouterr()
 
-    assert "All 1 messages" in audited(7).out
+    assert "All 1 message is" in audited(7).out
     for _ in range(5):
         history.end(history.send("orders"))
     said = audited(8)
@@ -211,7 +211,7 @@ def test_the_job_goes_on_behind_the_last_audit_that_was_finished(spark, tmp_path
     (tmp_path / "audits" / "20260131T080000Z.old" / REPORT_NAME).parent.mkdir()
     said = audited(10)
     assert f"going on where {tmp_path}/audits/20260131T080000Z ended" in said.err
-    assert "All 1 messages" in said.out
+    assert "All 1 message is" in said.out
     opened = pq.read_table(tmp_path / "audits" / "20260131T100000Z" / "open").to_pylist()
     assert [row["sequenceNumber"] for row in opened] == [stays[2]]
 
