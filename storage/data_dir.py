@@ -30,6 +30,7 @@ PARTITIONS = "partitions"
 LOGS = "logs"
 RUN = "run"
 JOURNAL = "journal"
+UNFINISHED = "unfinished"  # a file in a directory that is being made into a data directory
 
 MOUNT_TABLE = Path("/proc/self/mountinfo")  # on Linux; elsewhere there is none, and nothing is refused
 
@@ -87,6 +88,14 @@ class DataDirectoryFull(DataDirectoryUnwritable):
 
 def _unwritable(path: Path, error: OSError) -> DataDirectoryUnwritable:
     return (DataDirectoryFull if is_full(error) else DataDirectoryUnwritable)(path, error)
+
+
+class UnfinishedRestore(DataDirectoryError):
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"data directory {path} is what a restore has made so far: run the same `peeklock restore` again, which "
+            "goes on where it was, or remove the directory"
+        )
 
 
 class UnknownLayout(DataDirectoryError):
@@ -265,6 +274,8 @@ class DataDirectory:
     def _describe(self) -> None:
         found = read_description(self.path)
         if found is None:
+            if (self.path / UNFINISHED).exists():
+                raise UnfinishedRestore(self.path)
             # The description is written before anything else, so the number of partitions of stores without one is
             # unknown.
             for name in (PARTITIONS, LOGS):

@@ -17,6 +17,7 @@ from storage.data_dir import (
     LOCK_FILE,
     MOUNT_TABLE,
     PARTITIONS,
+    UNFINISHED,
     DataDirectoryLocked,
     Description,
     partition_path,
@@ -34,7 +35,7 @@ from storage.log.snapshot import Snapshot
 from storage.store import StoreError
 from storage.verification import verify_snapshot
 
-UNFINISHED = "unfinished"  # a file in a directory that is being made into a data directory
+WORK = "restoring"  # a folder in such a directory, with what is done so far
 
 
 class MaintenanceError(Exception):
@@ -147,12 +148,12 @@ def restore(source: Path, data_directory: Path) -> int:
 def new_data_directory(path: Path, description: Description) -> Iterator[Path]:
     """Let the block make the stores of its partitions in the directory `path`, missing or empty, which it has locked.
 
-    A broker refuses the directory until the block has ended. If the block fails, nothing is left of them. If the
-    process is killed meanwhile, a file says so, and the next call begins anew. Raises TargetNotEmpty,
-    NetworkFileSystem, DataDirectoryLocked, OSError.
+    The block gets a folder for its work, in which it leaves the folder PARTITIONS. If it fails, or the process is
+    killed, that folder stays as it is, for the block of the next call. A broker refuses the directory until the block
+    has ended. Raises TargetNotEmpty, NetworkFileSystem, DataDirectoryLocked, OSError.
     """
     path = path.absolute()
-    marker = path / UNFINISHED
+    marker, work, made = path / UNFINISHED, path / WORK, path / PARTITIONS
     if not marker.exists() or (path / DESCRIPTION_FILE).exists():
         _refuse_unless_empty(path)
     refuse_network_file_system(path, MOUNT_TABLE)
@@ -163,20 +164,18 @@ def new_data_directory(path: Path, description: Description) -> Iterator[Path]:
         raise DataDirectoryLocked(path, error.pid) from error
     try:
         write_file(marker, b"")
-        shutil.rmtree(path / PARTITIONS, ignore_errors=True)
-        (path / PARTITIONS).mkdir(mode=0o700)
-        try:
-            yield path
-        except BaseException:
-            shutil.rmtree(path / PARTITIONS)
-            marker.unlink()
-            (path / LOCK_FILE).unlink()
-            raise
-        sync_directory(path / PARTITIONS)
+        work.mkdir(mode=0o700, exist_ok=True)
+        if made.exists():  # the process was killed while it wrote what follows below
+            shutil.rmtree(work / PARTITIONS, ignore_errors=True)
+            made.rename(work / PARTITIONS)
+        yield work
+        (work / PARTITIONS).rename(made)
+        sync_directory(made)
         write_file(path / DESCRIPTION_FILE, replace(description, stores=description.here).to_json())
         marker.unlink()
         sync_directory(path)
         sync_directory(path.parent)
+        shutil.rmtree(work)
     finally:
         lock.release()
 

@@ -392,10 +392,29 @@ def restore(
             "--until", metavar="TIME", help="Of a capture: as it was then (RFC 3339); else all that was captured."
         ),
     ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="TIME", help="Of a capture: only messages that were enqueued since."),
+    ] = None,
+    entities: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--entity",
+            metavar="NAME",
+            help="Of a capture: only this queue, or topic with its subscriptions and rules; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     allow_gaps: Annotated[
         bool,
         typer.Option("--allow-gaps", help="Restore what is known if the capture does not have everything."),
     ] = False,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            "--processes", min=1, max=1024, help="Of a capture: work with so many; else one for each processor."
+        ),
+    ] = None,
     partitions: Annotated[
         str | None,
         typer.Option(
@@ -415,14 +434,20 @@ def restore(
     if (source is None) == (from_capture is None):
         raise typer.BadParameter("name either a backup or --from-capture", param_hint="BACKUP")
     if from_capture is not None:
-        from broker.cli.restoring import restore_capture
+        from broker.cli.restoring import Asked, restore_capture
 
         with _failures():
             settings = _load(config, data_dir=data_dir).settings
-            restore_capture(from_capture, settings, until, partitions, allow_gaps=allow_gaps)
+            asked = Asked(until, since, entities or (), partitions, processes, allow_gaps)
+            restore_capture(from_capture, settings, asked)
         return
-    if until is not None or allow_gaps or partitions is not None:
-        raise typer.BadParameter("is for --from-capture", param_hint="--until, --allow-gaps, --partitions")
+    of_captures = {
+        "--until": until, "--since": since, "--entity": entities, "--allow-gaps": allow_gaps,
+        "--partitions": partitions, "--processes": processes,
+    }  # fmt: skip
+    for option, value in of_captures.items():
+        if value:
+            raise typer.BadParameter("is for --from-capture", param_hint=option)
     assert source is not None
     from storage.maintenance import restore as restore_backup
 

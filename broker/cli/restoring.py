@@ -1,7 +1,9 @@
 """`peeklock restore --from-capture`: what it says, and its errors."""
 
 import time
+from collections.abc import Sequence
 from datetime import datetime
+from typing import NamedTuple
 
 import typer
 
@@ -16,15 +18,27 @@ class CannotRead(MaintenanceError):
     """The capture cannot be read."""
 
 
-def restore_capture(
-    url: str, settings: Settings, until: str | None, partitions: str | None, *, allow_gaps: bool
-) -> None:
+class Asked(NamedTuple):
+    """The options of the command, as they were given."""
+
+    until: str | None = None
+    since: str | None = None
+    entities: Sequence[str] = ()
+    partitions: str | None = None
+    processes: int | None = None
+    allow_gaps: bool = False
+
+
+def restore_capture(url: str, settings: Settings, asked: Asked) -> None:
     """Raises MaintenanceError, DataDirectoryError, ConfigurationError, StoreError, OSError."""
     from broker.restoring.from_capture import Wishes, restore
     from storage.capture.errors import CaptureError
 
-    owned = settings.cluster.owned if partitions is None else _partitions(partitions)
-    wishes = Wishes(None if until is None else _time(until), allow_gaps, owned)
+    until, since = _time(asked.until, "--until"), _time(asked.since, "--since")
+    if until is not None and since is not None and since > until:
+        raise typer.BadParameter("is later than --until", param_hint="--since")
+    owned = settings.cluster.owned if asked.partitions is None else _partitions(asked.partitions)
+    wishes = Wishes(until, asked.allow_gaps, owned, since, tuple(asked.entities))
     with progress("rows") as bar:
         try:
             found = restore(
@@ -33,6 +47,7 @@ def restore_capture(
                 settings,
                 wishes,
                 time.time_ns() // 1_000_000,
+                processes=asked.processes,
                 expect=bar.expect,
                 advance=bar.advance,
             )
@@ -59,14 +74,16 @@ def restore_capture(
     )
 
 
-def _time(text: str) -> datetime:
+def _time(text: str | None, option: str) -> datetime | None:
+    if text is None:
+        return None
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
         found = None
     if found is None or found.tzinfo is None:
         raise typer.BadParameter(
-            f"{text!r} is no time with a time zone, such as 2026-01-31T07:30:00Z", param_hint="--until"
+            f"{text!r} is no time with a time zone, such as 2026-01-31T07:30:00Z", param_hint=option
         )
     return found
 

@@ -1,7 +1,7 @@
 """The definitions that a restored namespace gets: those that a capture kept, or those of the configuration."""
 
 from base64 import b64decode
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Self
@@ -15,16 +15,26 @@ from broker.catalog.catalog import (
     definitions,
     reconcile,
 )
-from broker.namespace.entities import SubscriptionDescription, TopicDescription
+from broker.namespace.entities import Description, SubscriptionDescription, TopicDescription
 from broker.settings.config import Settings
 from storage.capture.definitions import kept, read
 from storage.capture.errors import DamagedFile
 from storage.capture.place import Place
 from storage.capture.rebuilding import Entity
 from storage.capture.survey import family_of, to_ms
+from storage.maintenance import MaintenanceError
 from storage.memory import MemoryStore
 from storage.records import NEXT_ENTITY_ID_KEY, encode_document, entity_key
 from storage.store import Store, Table
+
+
+class UnknownEntity(MaintenanceError):
+    """An entity was asked for that the definitions do not have."""
+
+
+class ForwardsElsewhere(MaintenanceError):
+    """An entity that was asked for forwards to one that was not."""
+
 
 _ALL = (b"", b"\xff" * 256, 1 << 30)
 
@@ -91,6 +101,27 @@ class Definitions:
         rules = tuple(stores[0].scan(Table.RULES, *_ALL))
         return cls(settings.partitions, tuple(definitions(stores[0])), rules, "the configuration")
 
+    def only(self, names: Collection[str]) -> Self:
+        """Those of these queues and topics, the latter with their subscriptions.
+
+        Raises UnknownEntity, ForwardsElsewhere.
+        """
+        wanted = {name.lower() for name in names}
+        known = {family_of(each.description.path): each.description.path for each in self.entities}
+        for name in names:
+            if name.lower() not in known:
+                raise UnknownEntity(f"{self.source}: has no queue or topic {name!r}")
+        entities = tuple(each for each in self.entities if family_of(each.description.path) in wanted)
+        for each in entities:
+            for to in destinations(each.description):
+                if to.lower() in known and to.lower() not in wanted:
+                    raise ForwardsElsewhere(
+                        f"{each.description.path} forwards to {to}: restore that with --entity, too"
+                    )
+        ids = {each.entity_id for each in entities}
+        rules = tuple(rule for rule in self.rules if int.from_bytes(rule[0][:4], "big") in ids)
+        return replace(self, entities=entities, rules=rules)
+
     def with_homes(self, homes: Mapping[str, int]) -> Self:
         """Plain entities live where the rows show them: they may have been moved, or declared with other partitions."""
         entities = (
@@ -111,6 +142,13 @@ class Definitions:
         store.put(Table.META, NEXT_ENTITY_ID_KEY, encode_document(next_id))
         store.put(Table.META, CATALOG_VERSION_KEY, encode_document(1))
         store.commit()
+
+
+def destinations(of: Description) -> Iterator[str]:
+    """The entities that it forwards to."""
+    if isinstance(of, TopicDescription):
+        return
+    yield from filter(None, (of.forward_to, of.forward_dead_lettered_messages_to))
 
 
 def entities_of(entities: Iterable[Definition]) -> dict[str, Entity]:

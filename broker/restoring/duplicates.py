@@ -49,6 +49,11 @@ class Windows:
         self._seen: dict[tuple[int, int], SeenIds] = {}  # by partition and entity id
         self.ids = 0
 
+    @property
+    def longest_ms(self) -> int:
+        """0 if there is none."""
+        return self._longest_ms
+
     def add(self, partition: int, batch: pa.RecordBatch) -> None:
         """Rows of this partition that are before the cut. Raises StoreError."""
         since = pa.scalar((self._now_ms - self._longest_ms) * 1000, pa.int64())
@@ -61,7 +66,7 @@ class Windows:
         for row in batch.filter(wanted).select(_COLUMNS).to_pylist():
             path, number = self._sent_to(row)
             window = self._windows.get(path)
-            if window is None:
+            if window is None or not self._is_here(partition, window):
                 continue
             end_ms = to_ms(row["eventTime"]) + window.ms
             if end_ms > self._now_ms:
@@ -71,6 +76,14 @@ class Windows:
                 found[path, end_ms].setdefault(digest(row["messageId"].encode(errors="replace"), key), number)
         for (path, end_ms), numbers in found.items():
             self._keep(partition, self._windows[path], end_ms, numbers)
+
+    def _is_here(self, partition: int, window: _Window) -> bool:
+        return self._where(partition, window) in self._stores
+
+    @staticmethod
+    def _where(partition: int, window: _Window) -> int:
+        """The partition that has the ids of messages that this one has got."""
+        return partition if partition in window.partitions else window.partitions[0]  # it was moved since
 
     @staticmethod
     def _sent_to(row: Mapping[str, Any]) -> tuple[str, int]:
@@ -82,10 +95,7 @@ class Windows:
         return "", 0
 
     def _keep(self, partition: int, window: _Window, end_ms: int, numbers: Mapping[bytes, int]) -> None:
-        if partition not in window.partitions:  # it was moved since
-            partition = window.partitions[0]
-        if partition not in self._stores:
-            return
+        partition = self._where(partition, window)
         seen = self._seen.get((partition, window.entity_id))
         if seen is None:
             seen = SeenIds(self._stores[partition], self._memory[partition], window.entity_id, self._now_ms)

@@ -1,29 +1,36 @@
-"""Restores a data directory from a capture with bodies: for when the machine and its disks are gone."""
+"""Restores a data directory from a capture with bodies: for when the machine and its disks are gone.
 
+The steps are those of `storage.capture.sifting`; the last one rebuilds the store of each partition. Several processes
+do their units, and what is done stays done: the same command goes on after a kill.
+"""
+
+import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from broker.restoring.definitions import Definitions, entities_of
+from broker.restoring.crew import Crew
+from broker.restoring.definitions import Definitions
 from broker.restoring.duplicates import Windows
+from broker.restoring.steps import Files, Rebuilding, Steps
 from broker.settings.config import Settings
-from storage.capture.manifest import TableName
+from storage.capture.cutting import cuts
+from storage.capture.manifest import DataFile, TableName
 from storage.capture.place import Place
-from storage.capture.reading import Captured
-from storage.capture.rebuilding import Rebuilder, Rebuilt
-from storage.capture.survey import Survey, slices, survey
-from storage.data_dir import Description, partition_path
-from storage.findings import PartitionReport
-from storage.lmdb_store import DATA_FILE, LmdbStore
-from storage.maintenance import MaintenanceError, new_data_directory, verify_partition
-from storage.store import Store
+from storage.capture.reading import Captured, overlapping
+from storage.capture.rebuilding import Rebuilt
+from storage.capture.sifting import Sieve, Work
+from storage.capture.survey import Cut, Survey, survey, to_us
+from storage.data_dir import Description
+from storage.maintenance import MaintenanceError, new_data_directory
 
-SLICE_BYTES: Final = 64 << 20  # of rows that are in memory at once
-SLICE_ROWS: Final = 64 << 10
+PLAN_VERSION: Final = 1
+SMALL_BYTES: Final = 32 << 20  # of a capture for which processes are not worth their start
 MAX_LISTED: Final = 50
 _LONG_AGO: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -51,10 +58,6 @@ class Incomplete(MaintenanceError):
         self.missing = missing
 
 
-class WronglyRebuilt(MaintenanceError):
-    """What was written did not pass `verify`: a fault of this program, or of the disk."""
-
-
 @dataclass
 class Restored:
     """What was done, for the user. Texts are sorted."""
@@ -77,14 +80,18 @@ class Restored:
 
 @dataclass(frozen=True)
 class Wishes:
-    """`until`: the time of the cut, None is the end of what is captured. `allows_gaps`: restore what is known.
+    """`until`: the time of the cut, None is the end of what is captured. `since`: messages that were enqueued since,
+    None for all. `allows_gaps`: restore what is known.
 
-    `owned`: these partitions only, for a worker of several machines; all, if it is empty.
+    `owned`: these partitions only, for a worker of several machines; all, if it is empty. `entities`: names of queues
+    and topics; all, if it is empty.
     """
 
     until: datetime | None = None
     allows_gaps: bool = False
     owned: tuple[int, ...] = ()
+    since: datetime | None = None
+    entities: tuple[str, ...] = ()
 
 
 def restore(
@@ -94,11 +101,12 @@ def restore(
     wishes: Wishes,
     now_ms: int,
     *,
+    processes: int | None = None,
     expect: Callable[[int], object] = lambda rows: None,
     advance: Callable[[int], object] = lambda rows: None,
 ) -> Restored:
-    """Write the data directory, which is missing or empty. `settings` have the size of stores, and the entities if the
-    capture has none.
+    """Write the data directory, which is missing or empty, or go on where an earlier call was ended. `settings` have
+    the size of stores, and the entities if the capture has none. `processes`: None for one for each processor.
 
     `expect` and `advance` are told of rows. Raises CaptureError, MaintenanceError, DataDirectoryError,
     ConfigurationError, StoreError, OSError.
@@ -108,13 +116,14 @@ def restore(
     if captured.namespace is None:
         raise NothingCaptured(f"{place.url}: nothing was captured there")
     found = _definitions(place, captured.namespace, settings, wishes.until, now_ms)
-    expect(2 * sum(each.end - each.first for each in captured.ranges()))
-    surveyed = survey(captured, wishes.until, advance)
-    if not surveyed.cuts:
+    if wishes.entities:
+        found = found.only(wishes.entities)
+    begun, missing = cuts(place, captured, wishes.until)
+    if not begun:
         raise NothingCaptured(f"{place.url}: nothing was captured up to {wishes.until}")
-    if max(surveyed.cuts) >= found.partitions:
+    if max(begun) >= found.partitions:
         raise DoesNotFit(
-            f"the capture has rows of partition {max(surveyed.cuts)}, and {found.source} says that there are "
+            f"the capture has rows of partition {max(begun)}, and {found.source} says that there are "
             f"{found.partitions} partitions"
         )
     owned = tuple(sorted(set(wishes.owned)))
@@ -122,33 +131,101 @@ def restore(
         raise DoesNotFit(
             f"there is no partition {owned[-1]}: {found.source} says that there are {found.partitions} partitions"
         )
-    if surveyed.missing and not wishes.allows_gaps:
-        raise Incomplete(surveyed.missing)
-    found = found.with_homes(surveyed.homes)
     description = Description(found.partitions, owned=owned)
-    restored = Restored(
-        captured.namespace, captured.namespace_id, found.source, len(description.here), len(found.entities)
-    )
-    restored.missing += surveyed.missing
-    with new_data_directory(data_directory, description) as directory:
-        with ExitStack() as stores:
-            opened = {
-                partition: stores.enter_context(
-                    LmdbStore(
-                        partition_path(directory, partition),
-                        partition_id=partition,
-                        map_size_bytes=settings.store.map_size_bytes,
-                        create=True,
-                    )
-                )
-                for partition in description.here
-            }
-            _rebuild(captured, surveyed, found, opened, restored, now_ms, advance)
+    files = Files(captured.files(TableName.LEDGER), captured.files(TableName.MESSAGES))
+    expect(files.rows)
+    if files.bytes < SMALL_BYTES:
+        processes = 1
+    with new_data_directory(data_directory, description) as folder, Crew(processes or _processors()) as crew:
+        now_ms = _taken_up(folder, _plan(captured, found, wishes), now_ms)
+        sieve = _sieve(begun, found, wishes, now_ms)
+        steps = Steps(url, sieve, folder)
+        for rows in crew.each(steps.look_at, _with_overlaps(files.ledger, sieve)):
+            advance(rows)
+        surveyed = survey(begun, steps.seen(files.ledger), wishes.since, sieve.wants)
+        surveyed.missing[:0] = missing
+        if surveyed.missing and not wishes.allows_gaps:
+            raise Incomplete(surveyed.missing)
+        found = found.with_homes(surveyed.homes)
+        here = [partition for partition in description.here if partition in begun]
+        expect(sum(crew.each(steps.choose, [(partition, files.ledger) for partition in here])))
+        for rows in crew.each(steps.fetch, [(file, here) for file in files.messages]):
+            advance(rows)
+        rebuilding = Rebuilding(sieve, surveyed, found, files, settings.store.map_size_bytes, now_ms, folder)
+        rebuilding.begin()
+        done = {}
+        for partition, rebuilt, ids in crew.each(rebuilding.partition, [(each,) for each in description.here]):
+            done[partition] = rebuilt, ids
+            advance(rebuilding.rows(partition))
+        restored = _restored(captured, found, surveyed, done)
         if len(restored.missing) > len(surveyed.missing) and not wishes.allows_gaps:
             raise Incomplete(restored.missing)
-        for partition in opened:
-            _verify(verify_partition(directory, partition))
-            (partition_path(directory, partition) / DATA_FILE).chmod(0o600)
+    return restored
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _plan(captured: Captured, found: Definitions, wishes: Wishes) -> dict[str, Any]:
+    """What must be the same for units that were done before to count."""
+    return {
+        "version": PLAN_VERSION,
+        "capture": captured.checksum,
+        "definitions": sha256(repr((found.partitions, found.entities, found.rules)).encode()).hexdigest(),
+        "until": _text(wishes.until),
+        "since": _text(wishes.since),
+        "entities": sorted(map(str.lower, wishes.entities)),
+        "owned": sorted(set(wishes.owned)),
+    }
+
+
+def _text(time: datetime | None) -> str | None:
+    return None if time is None else time.astimezone(UTC).isoformat()
+
+
+def _taken_up(folder: Path, plan: dict[str, Any], now_ms: int) -> int:
+    """Keep what an earlier call has done, if it had this plan, and go on with its time, which is returned."""
+    work = Work(folder)
+    before = work.noted("plan")
+    if before is not None and before["plan"] == plan:
+        return int(before["now_ms"])
+    for each in folder.iterdir():
+        shutil.rmtree(each) if each.is_dir() else each.unlink()
+    work.note("plan", {"plan": plan, "now_ms": now_ms})
+    return now_ms
+
+
+def _sieve(begun: Mapping[int, Cut], found: Definitions, wishes: Wishes, now_ms: int) -> Sieve:
+    longest_ms = Windows(found.entities, {}, now_ms).longest_ms
+    return Sieve(
+        epochs={partition: cut.epoch for partition, cut in begun.items()},
+        ends={partition: cut.end for partition, cut in begun.items()},
+        entities=frozenset(map(str.lower, wishes.entities)) or None,
+        since_us=None if wishes.since is None else to_us(wishes.since),
+        ids_us=(now_ms - longest_ms) * 1000 if longest_ms else None,
+    )
+
+
+def _with_overlaps(ledger: Sequence[DataFile], sieve: Sieve) -> list[tuple[DataFile, bool]]:
+    """Each file, and whether another one has offsets between its own."""
+    runs = (run for position in sieve.epochs.items() for run in overlapping(ledger, *position) if len(run) > 1)
+    others = {file.path for run in runs for file in run}
+    return [(file, file.path in others) for file in ledger]
+
+
+def _restored(
+    captured: Captured, found: Definitions, surveyed: Survey, done: Mapping[int, tuple[Rebuilt, int]]
+) -> Restored:
+    assert captured.namespace is not None
+    restored = Restored(captured.namespace, captured.namespace_id, found.source, len(done), len(found.entities))
+    restored.missing += surveyed.missing
+    for partition, (rebuilt, ids) in sorted(done.items()):
+        _tell(restored, partition, rebuilt)
+        restored.duplicate_ids += ids
+        if (cut := surveyed.cuts.get(partition)) is not None:
+            restored.rows += cut.rows
+            restored.until = max(cut.last or _LONG_AGO, restored.until or _LONG_AGO)
     return restored
 
 
@@ -162,48 +239,6 @@ def _definitions(place: Place, namespace: str, settings: Settings, until: dateti
             "in a configuration, and name it with --config"
         )
     return Definitions.declared(settings, now_ms)
-
-
-def _rebuild(
-    captured: Captured,
-    surveyed: Survey,
-    found: Definitions,
-    stores: Mapping[int, Store],
-    restored: Restored,
-    now_ms: int,
-    advance: Callable[[int], object],
-) -> None:
-    for store in stores.values():
-        found.write(store)
-    entities, windows = entities_of(found.entities), Windows(found.entities, stores, now_ms)
-    rows_at_once = _rows_at_once(captured)
-    for partition in sorted({*stores, *surveyed.cuts}):
-        # Of others, too: entities that are here now may have been there, with their windows of duplicate detection.
-        rebuilder = Rebuilder(stores[partition], partition, entities, surveyed) if partition in stores else None
-        cut = surveyed.cuts.get(partition)
-        for each in [] if cut is None else cut.before():
-            for first, end in slices(each, rows_at_once):
-                for batch in captured.batches(partition, each.epoch, first, end, records=rebuilder is not None):
-                    if rebuilder is not None:
-                        rebuilder.add(batch)
-                    windows.add(partition, batch)
-                    advance(len(batch))
-        if rebuilder is None:
-            continue
-        if cut is not None:
-            restored.rows += cut.rows
-            restored.until = max(cut.last or _LONG_AGO, restored.until or _LONG_AGO)
-        _tell(restored, partition, rebuilder.finish())
-    for store in stores.values():
-        store.commit()
-    restored.duplicate_ids = windows.ids
-
-
-def _rows_at_once(captured: Captured) -> int:
-    """So many that rows of the usual size take SLICE_BYTES."""
-    files = captured.files(TableName.MESSAGES)
-    row_bytes = sum(each.memory_bytes for each in files) // max(1, sum(each.rows for each in files)) + 1
-    return max(1, min(SLICE_ROWS, SLICE_BYTES // row_bytes))
 
 
 def _tell(restored: Restored, partition: int, rebuilt: Rebuilt) -> None:
@@ -229,11 +264,3 @@ def _tell(restored: Restored, partition: int, rebuilt: Rebuilt) -> None:
         f"{where}: {count} messages of {path}, of which there is no definition"
         for path, count in sorted(rebuilt.undefined.items())
     ]
-
-
-def _verify(report: PartitionReport) -> None:
-    if not report.ok:
-        raise WronglyRebuilt(
-            f"partition {report.partition}: {report.problems.total()} problems in what was written, the first of them: "
-            f"{report.findings[0].text}"
-        )

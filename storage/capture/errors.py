@@ -1,8 +1,17 @@
 """What can go wrong with a capture. The texts are for users."""
 
+from typing import Any
+
 
 class CaptureError(Exception):
-    pass
+    def __reduce__(self) -> tuple[Any, ...]:  # the constructors of some make the text
+        return _again, (type(self), self.args, self.__dict__)
+
+
+def _again(kind: type[CaptureError], args: tuple[Any, ...], attributes: dict[str, Any]) -> CaptureError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(attributes)
+    return error
 
 
 class InvalidPlace(CaptureError):

@@ -1,7 +1,7 @@
 """Parquet files of a capture: how they are written, and how they are read without believing them."""
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -85,32 +85,58 @@ def _require(place: Place, file: DataFile, size_bytes: int, checksum: str) -> No
 
 def verify(place: Place, file: DataFile) -> None:
     """That it has the bytes that were written, and the rows that the manifest says. Raises DamagedFile, OSError."""
+    counted: dict[Position, Range] = {}
+    for group in groups(place, file):
+        count(counted, group.read(["partition", "epoch", "journalOffset"]))
+    require_counted(place, file, counted)
+
+
+def count(counted: dict[Position, Range], rows: pa.Table) -> None:
+    """Add the rows, with the columns `partition`, `epoch` and `journalOffset`, to those that were counted before."""
+    for each in ranges_of(rows):
+        known = counted.get(each.position)
+        counted[each.position] = each if known is None else known.with_rows_of(each)
+
+
+def require_counted(place: Place, file: DataFile, counted: Mapping[Position, Range]) -> None:
+    """That these are the rows that the manifest says. Raises DamagedFile."""
+    rows = sum(each.rows for each in counted.values())
+    if rows != file.rows:
+        raise DamagedFile(place.uri(file.path), f"has {rows} rows, not {file.rows}")
+    if counted != {each.position: each for each in file.ranges}:
+        raise DamagedFile(place.uri(file.path), "has other rows than the manifest says")
+
+
+class Group:
+    """A row group of a file."""
+
+    def __init__(self, parquet: pq.ParquetFile, number: int, place: Place, file: DataFile) -> None:
+        self._parquet = parquet
+        self._number = number
+        self._place = place
+        self._file = file
+
+    def read(self, columns: Sequence[str]) -> pa.Table:
+        """Raises DamagedFile, OSError."""
+        with _damage(self._place, self._file):
+            return self._parquet.read_row_group(self._number, list(columns), use_threads=False)
+        raise AssertionError("the block above returns or raises")
+
+
+def groups(place: Place, file: DataFile, repetitive: Sequence[str] = ()) -> Iterator[Group]:
+    """The row groups, after a look at the checksum of the whole file. The columns in `repetitive` are read as
+    dictionaries. Raises DamagedFile, OSError."""
     require_whole(place, file)
-    found: dict[Position, Range] = {}
-    rows = 0
     try:
         source = place.open(file.path)
     except FileNotFoundError:
         raise MissingFile(place.uri(file.path)) from None
-    with source, _damage(place, file):
-        _require_columns(place, file, source)
-        parquet = pq.ParquetFile(source, page_checksum_verification=True)
-        for group in range(parquet.num_row_groups):
-            table = parquet.read_row_group(group, ["partition", "epoch", "journalOffset"])
-            rows += len(table)
-            for each in ranges_of(table):
-                found[each.position] = _both(found.get(each.position, each), each)
-    if rows != file.rows:
-        raise DamagedFile(place.uri(file.path), f"has {rows} rows, not {file.rows}")
-    if found != {each.position: each for each in file.ranges}:
-        raise DamagedFile(place.uri(file.path), "has other rows than the manifest says")
-
-
-def _both(one: Range, other: Range) -> Range:
-    if one is other:
-        return one
-    first, last = min(one.first, other.first), max(one.last, other.last)
-    return one.model_copy(update={"first": first, "last": last, "rows": one.rows + other.rows})
+    with source:
+        with _damage(place, file):
+            _require_columns(place, file, source)
+            parquet = pq.ParquetFile(source, page_checksum_verification=True, read_dictionary=list(repetitive))
+        for number in range(parquet.num_row_groups):
+            yield Group(parquet, number, place, file)
 
 
 def read_all(place: Place, file: DataFile) -> pa.Table:

@@ -53,6 +53,11 @@ class Range(_Model):
     def position(self) -> Position:
         return self.partition, self.epoch
 
+    def with_rows_of(self, other: "Range") -> "Range":
+        """Both, of one partition and epoch."""
+        first, last = min(self.first, other.first), max(self.last, other.last)
+        return self.model_copy(update={"first": first, "last": last, "rows": self.rows + other.rows})
+
 
 class DataFile(_Model):
     """A Parquet file. `path` is relative to the URL; `memory_bytes` is what its rows take in memory, as Arrow."""

@@ -5,7 +5,7 @@ for each in found.ranges(): ...
 for batch in found.batches(partition, epoch, first, end): ...
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime
 from math import floor
 from typing import NamedTuple
@@ -60,6 +60,11 @@ class Captured:
     def namespace_id(self) -> str | None:
         """None if it is not known: nothing was captured yet, or by an earlier version."""
         return None if self._state is None else self._state.namespace_id
+
+    @property
+    def checksum(self) -> str | None:
+        """That of the newest entry of the manifest."""
+        return None if self._state is None else self._state.head_checksum
 
     def ranges(self) -> list[CapturedRange]:
         """All offsets that are there, sorted. Between two of one partition and epoch the journal had dropped some."""
@@ -123,11 +128,12 @@ class Captured:
         wanted = SCHEMA.names if columns is None else [*columns, "journalOffset"]
         schema = pa.schema([field for field in SCHEMA if field.name in wanted])
         at = first
-        for run in _runs_of(self.files_of(partition, epoch, first, end), partition, epoch):
-            until = min(end, 1 + max(last for _, last in run.spans))
+        for run in overlapping(self.files_of(partition, epoch, first, end), partition, epoch):
+            spans = [each for file in run for each in file.ranges if each.position == (partition, epoch)]
+            until = min(end, 1 + max(each.last for each in spans))
             rows = self._rows(run, partition, epoch, at, until, schema, records=records)
             if not is_contiguous(rows.column("journalOffset"), at, until):
-                path = self._place.uri(run.files[0].path)
+                path = self._place.uri(run[0].path)
                 raise DamagedFile(path, f"partition {partition} has other rows than the manifest says")
             yield from rows.to_batches(BATCH_ROWS)
             at = until
@@ -150,10 +156,18 @@ class Captured:
             raise NotCaptured(partition, epoch, at, end)
 
     def _rows(
-        self, run: "_Run", partition: int, epoch: str, first: int, end: int, schema: pa.Schema, *, records: bool
+        self,
+        run: Sequence[DataFile],
+        partition: int,
+        epoch: str,
+        first: int,
+        end: int,
+        schema: pa.Schema,
+        *,
+        records: bool,
     ) -> pa.Table:
         names = [name for name in schema.names if name not in ONLY_IN_MESSAGES]
-        found = [self._read(file, names, partition, epoch, first, end) for file in run.files]
+        found = [self._read(file, names, partition, epoch, first, end) for file in run]
         rows = pa.concat_tables(found).sort_by("journalOffset")
         only = [name for name in schema.names if name in ONLY_IN_MESSAGES]
         nothing = [pa.nulls(len(rows), SCHEMA.field(name).type) for name in only]
@@ -178,24 +192,22 @@ def captured(url: str) -> Captured:
     return Captured(Place.of(url))
 
 
-class _Run(NamedTuple):
-    """Files whose offsets of one partition overlap."""
-
-    files: list[DataFile]
-    spans: list[tuple[int, int]]
-
-
-def _runs_of(found: list[DataFile], partition: int, epoch: str) -> Iterator[_Run]:
-    """In the order of the offsets. Files of two hours overlap if the clock was set back between them."""
+def overlapping(found: Iterable[DataFile], partition: int, epoch: str) -> Iterator[list[DataFile]]:
+    """The files that have rows of the partition, in the order of their offsets. Those whose offsets overlap come
+    together: files of two hours do if the clock was set back between them."""
     spans = [
-        ((each.first, each.last), file) for file in found for each in file.ranges if each.position == (partition, epoch)
+        (each.first, each.last, file.path, file)
+        for file in found
+        for each in file.ranges
+        if each.position == (partition, epoch)
     ]
-    run = _Run([], [])
-    for span, file in sorted(spans, key=lambda each: each[0]):
-        if run.spans and span[0] > max(last for _, last in run.spans):
+    run: list[DataFile] = []
+    end = -1
+    for first, last, _, file in sorted(spans, key=lambda each: each[:3]):
+        if run and first > end:
             yield run
-            run = _Run([], [])
-        run.files.append(file)
-        run.spans.append(span)
-    if run.files:
+            run = []
+        run.append(file)
+        end = max(end, last)
+    if run:
         yield run

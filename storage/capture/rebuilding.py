@@ -6,14 +6,15 @@ partitions have by then, and makes the tables that follow from these: timers, co
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, NamedTuple, Self
 
 import msgpack
 import pyarrow as pa
 from xxhash import xxh3_128_digest
 
+from storage.capture.lifetimes import Message
 from storage.capture.survey import MOVED, Mark, QueueName, Survey, to_ms
 from storage.journal.events import ELSEWHERE, ENTERING, LEAVING, Op, name_of
 from storage.journal.schema import SUB_QUEUES
@@ -100,6 +101,17 @@ class Rebuilt:
     put_back: int = 0  # had left for another partition, which did not have them yet
     taken_over: int = 0  # had not left yet, and another partition has them
 
+    def document(self) -> dict[str, Any]:
+        """For JSON and the like."""
+        plain = {each.name: getattr(self, each.name) for each in fields(self)}
+        return plain | {"messages": [[*key, count] for key, count in self.messages.items()]}
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Self:
+        messages = Counter({(path, place): count for path, place, count in document["messages"]})
+        by_entity = {name: Counter(document[name]) for name in ("without_body", "without_state", "undefined")}
+        return cls(**{**document, **by_entity, "messages": messages})
+
 
 class Rebuilder:
     """Of one partition. `store` has nothing but definitions."""
@@ -124,8 +136,8 @@ class Rebuilder:
 
     # -- rows
 
-    def add(self, batch: pa.RecordBatch) -> None:
-        """The next rows, with the columns of SCHEMA. Raises StoreError."""
+    def add(self, batch: pa.RecordBatch | pa.Table) -> None:
+        """The next rows, with columns of SCHEMA. Raises StoreError."""
         for row in batch.select(_COLUMNS).to_pylist():
             if row["op"] == "staged":
                 self._stage(row)
@@ -322,8 +334,12 @@ class Rebuilder:
 
     # -- the cut
 
-    def finish(self) -> Rebuilt:
-        """Make the store whole. Raises StoreError."""
+    def finish(self, unwanted: Iterable[Message] = ()) -> Rebuilt:
+        """Make the store whole, without these messages of the partition. Raises StoreError."""
+        for each in unwanted:
+            unwanted_id = self._queue(each.entity, each.sub_queue)
+            if unwanted_id is not None and (found := self._find(unwanted_id, each.number)) is not None:
+                self._delete(unwanted_id, found[0], each.number, found[1])
         for queue_id, number in self._leaving:
             if (found := self._find(queue_id, number)) is not None:
                 self._delete(queue_id, found[0], number, found[1])

@@ -9,34 +9,29 @@ so three things are found out here that only several partitions together know:
 - *Moves.* An entity that is moved to another partition is in both for a while. It is where the latest row before the
   cut shows it in use, and only that partition's messages of it count.
 - *Numbers.* The highest sequence numbers, of all captured rows: clients have seen those behind the cut, too.
+
+Rows are looked at in any order and by any process (`Look`); what was seen adds up to a `Survey`.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage.capture.manifest import Position
+from storage.capture.columns import ENTERS, coded, is_one_of, one
 from storage.capture.reading import CapturedRange
 from storage.records import PARTITION_SHIFT
 
-SLICE_ROWS: Final = 256 << 10  # read at once, without bodies: 300 bytes each
 MOVED: Final = "moved"
+COLUMNS: Final = (
+    "partition", "journalOffset", "eventTime", "op", "entity", "subQueue", "sequenceNumber", "reason", "description",
+    "originEntity", "originSubQueue", "originSequenceNumber",
+)  # fmt: skip
 _COPIES: Final = "/subscriptions/"
-
-
-class Rows(Protocol):
-    """What is read of a capture: see `storage.capture.reading.Captured`."""
-
-    def ranges(self) -> list[CapturedRange]: ...
-
-    def batches(
-        self, partition: int, epoch: str, first: int, end: int, *, records: bool = True
-    ) -> Iterator[pa.RecordBatch]: ...
 
 
 class QueueName(NamedTuple):
@@ -62,6 +57,7 @@ class Cut:
     epoch: str
     ranges: list[CapturedRange]
     end: int
+    begins: datetime  # the time of the first row
     rows: int = 0  # before the cut
     last: datetime | None = None  # the time of the last of them
 
@@ -94,216 +90,265 @@ def family_of(entity: str) -> str:
     return entity.lower().partition(_COPIES)[0]
 
 
+# -- some rows
+
+_NEVER: Final = -1
+
+
 @dataclass(slots=True)
-class _Residence:
-    """When the rows of a partition show that a family is there, milliseconds; -1 for never."""
+class OfQueue:
+    """What rows say of one queue on one partition. Times in microseconds since 1970, -1 for never.
 
-    used: int = -1
-    came: int = -1  # it was copied there from another partition
-    left: int = -1
-
-
-def survey(captured: Rows, until: datetime | None, advance: Callable[[int], object] = lambda rows: None) -> Survey:
-    """Read the ledger once. `until`: with a time zone; None is the end of what is captured. `advance` is told of rows.
-
-    Needs memory for SLICE_ROWS and for what there is of each queue. Raises DamagedFile, OSError.
+    The last three are those when rows show its entity there: in use, copied there from another partition, and gone.
     """
-    found = Survey()
-    for partition, cut in sorted(_newest(captured, until, found.missing).items()):
-        found.cuts[partition] = cut
-    surveying = _Surveying(found, until, advance)
-    for cut in found.cuts.values():
-        surveying.partition(captured, cut)
-    surveying.finish()
+
+    partition: int
+    entity: str | None
+    sub_queue: str | None
+    rows: int = 0
+    highest: int | None = None  # the highest number
+    first: int | None = None  # the lowest number of those that entered, but for moved and restored messages
+    given: int = 0
+    used_us: int = _NEVER
+    came_us: int = _NEVER
+    left_us: int = _NEVER
+
+    def add(self, other: "OfQueue") -> None:
+        self.rows += other.rows
+        self.highest = _of_both(max, self.highest, other.highest)
+        self.first = _of_both(min, self.first, other.first)
+        self.given += other.given
+        self.used_us = max(self.used_us, other.used_us)
+        self.came_us = max(self.came_us, other.came_us)
+        self.left_us = max(self.left_us, other.left_us)
+
+
+def _of_both(choose: Any, one: int | None, other: int | None) -> int | None:
+    found: int | None = choose((each for each in (one, other) if each is not None), default=None)
     return found
 
 
-def _newest(captured: Rows, until: datetime | None, missing: list[str]) -> dict[int, Cut]:
-    """Of each partition the epoch that began last before the cut."""
-    by_position: dict[Position, list[CapturedRange]] = defaultdict(list)
-    for each in captured.ranges():
-        by_position[each.partition, each.epoch].append(each)
-    begun: dict[int, list[tuple[datetime, str]]] = defaultdict(list)
-    for (partition, epoch), ranges in by_position.items():
-        first = _first_time(captured, ranges[0])
-        if until is None or first <= until:
-            begun[partition].append((first, epoch))
-    cuts = {}
-    for partition, epochs in begun.items():
-        *others, (first, epoch) = sorted(epochs)
-        ranges = by_position[partition, epoch]
-        cuts[partition] = Cut(partition, epoch, ranges, ranges[-1].end)
-        missing += [
-            f"partition {partition}: its journal began anew at {_shown(first)} (epoch {epoch}); what the partition had "
-            f"then is not in it, and epoch {other} is not used"
-            for _, other in others
-        ]
-    return cuts
+@dataclass(slots=True)
+class Look:
+    """What some rows say. Those of one queue are in `queues` once."""
 
+    queues: dict[tuple[int, str | None, str | None], OfQueue] = field(default_factory=dict)
+    before: dict[int, int] = field(default_factory=Counter)  # rows before the cut, by partition
+    last: dict[int, tuple[int, int]] = field(default_factory=dict)  # offset and time, us, of the last of these
+    marks: list[list[Any]] = field(default_factory=list)  # offset, partition, entity, sub-queue, number, time in us
+    truncated: list[list[Any]] = field(default_factory=list)  # partition, offset, description, time in us
 
-def _first_time(captured: Rows, each: CapturedRange) -> datetime:
-    [batch] = captured.batches(each.partition, each.epoch, each.first, each.first + 1, records=False)
-    time: datetime = batch.column("eventTime")[0].as_py()
-    return time
+    def add(self, other: "Look") -> None:
+        for key, each in other.queues.items():
+            if (known := self.queues.get(key)) is None:
+                self.queues[key] = each
+            else:
+                known.add(each)
+        for partition, rows in other.before.items():
+            self.before[partition] = self.before.get(partition, 0) + rows
+        for partition, last in other.last.items():
+            self.last[partition] = max(last, self.last.get(partition, last))
+        self.marks += other.marks
+        self.truncated += other.truncated
 
+    def document(self) -> dict[str, Any]:
+        """For JSON and the like."""
+        return {
+            "queues": [asdict(each) for each in self.queues.values()],
+            "before": [*self.before.items()],
+            "last": [[partition, *last] for partition, last in self.last.items()],
+            "marks": self.marks,
+            "truncated": self.truncated,
+        }
 
-def slices(each: CapturedRange, rows: int) -> Iterable[tuple[int, int]]:
-    """The offsets first <= offset < end of pieces of a range."""
-    for first in range(each.first, each.end, rows):
-        yield first, min(first + rows, each.end)
-
-
-class _Surveying:
-    def __init__(self, found: Survey, until: datetime | None, advance: Callable[[int], object]) -> None:
-        self._advance = advance
-        self._found = found
-        self._until = until
-        self._first: dict[tuple[int, QueueName], int] = {}  # the lowest number that entered, by partition
-        self._residences: dict[str, dict[int, _Residence]] = defaultdict(lambda: defaultdict(_Residence))
-
-    def partition(self, captured: Rows, cut: Cut) -> None:
-        is_over = False
-        for each in cut.ranges:
-            for first, end in slices(each, SLICE_ROWS):
-                for batch in captured.batches(cut.partition, cut.epoch, first, end, records=False):
-                    self._numbers(cut.partition, batch)
-                    self._advance(len(batch))
-                    if not is_over:
-                        before = self._before(batch)
-                        is_over = len(before) < len(batch)
-                        if is_over:
-                            cut.end = batch.column("journalOffset")[len(before)].as_py()
-                        self._look(cut, before)
-        end = 0
-        for each in cut.before():
-            if each.first > end:
-                where = f"partition {cut.partition}, epoch {cut.epoch}"
-                self._found.missing.append(f"{where}: the offsets {end} to {each.first - 1} are not captured")
-            end = each.end
-
-    def _before(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        if self._until is None:
-            return batch
-        later = pc.index(pc.greater(batch.column("eventTime"), pa.scalar(self._until, _TIME)), True).as_py()
-        return batch if later < 0 else batch.slice(0, later)
-
-    def _numbers(self, partition: int, batch: pa.RecordBatch) -> None:
-        highest = self._found.highest
-        for entity, sub_queue, number in _by_queue(batch, "max"):
-            key = partition, QueueName(entity.lower(), sub_queue)
-            highest[key] = max(highest.get(key, 0), number)
-        op, is_of_topic = batch.column("op"), pc.equal(batch.column("subQueue"), "active")
-        gives = pc.or_(
-            pc.and_(pc.is_in(op, _ENTERING), is_of_topic),
-            pc.and_(pc.equal(op, "published"), pc.is_null(batch.column("sequenceNumber"))),
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Self:
+        queues = [OfQueue(**each) for each in document["queues"]]
+        return cls(
+            {(each.partition, each.entity, each.sub_queue): each for each in queues},
+            dict(document["before"]),
+            {partition: (offset, time_us) for partition, offset, time_us in document["last"]},
+            document["marks"],
+            document["truncated"],
         )
-        for each in pc.value_counts(batch.column("entity").filter(gives)).to_pylist():
-            if each["values"] is not None:
-                self._found.given[partition, QueueName(each["values"].lower(), "active")] += each["counts"]
-
-    def _look(self, cut: Cut, batch: pa.RecordBatch) -> None:
-        if not len(batch):
-            return
-        cut.rows += len(batch)
-        cut.last = batch.column("eventTime")[-1].as_py()
-        op, reason = batch.column("op"), pc.fill_null(batch.column("reason"), "")
-        for row in batch.filter(pc.is_in(op, pa.array(["truncated", "takenOver"]))).to_pylist():
-            if row["op"] == "truncated":
-                self._found.missing.append(
-                    f"partition {cut.partition}, epoch {cut.epoch}: the journal has a gap before offset "
-                    f"{row['journalOffset']}: {row['description']}"
-                )
-            elif row["originEntity"] is not None:
-                self._mark(cut.partition, row)
-        is_moved = pc.equal(reason, MOVED)
-        comes = pc.and_(pc.is_in(op, _ENTERING), is_moved)
-        entering = pc.and_(pc.is_in(op, _ENTERING), pc.invert(comes))
-        entering = pc.and_(entering, pc.not_equal(reason, "restored"))
-        for entity, sub_queue, number in _by_queue(batch.filter(entering), "min"):
-            key = cut.partition, QueueName(entity.lower(), sub_queue)
-            self._first[key] = min(self._first.get(key, number), number)
-        # A move also changes what has come already.
-        comes = pc.or_(pc.or_(comes, pc.equal(op, "changed")), pc.and_(pc.equal(op, "stateSet"), is_moved))
-        goes = pc.or_(pc.equal(op, MOVED), pc.and_(pc.equal(op, "stateCleared"), is_moved))
-        self._residence(cut.partition, batch, comes, goes)
-
-    def _mark(self, partition: int, row: dict[str, Any]) -> None:
-        key = QueueName(row["originEntity"].lower(), row["originSubQueue"]), partition
-        self._found.marks[key] = Mark(row["originSequenceNumber"], to_ms(row["eventTime"]))
-
-    def _residence(self, partition: int, batch: pa.RecordBatch, comes: pa.Array, goes: pa.Array) -> None:
-        for what, rows in (
-            ("used", pc.invert(pc.or_(pc.or_(comes, goes), _is_no_use(batch)))),
-            ("came", comes),
-            ("left", goes),
-        ):
-            if what != "used" and not pc.any(rows).as_py():
-                continue
-            found = pa.table([batch.filter(rows).column(name) for name in ("entity", "eventTime")], ["entity", "time"])
-            for each in found.group_by("entity", use_threads=False).aggregate([("time", "max")]).to_pylist():
-                if each["entity"] is not None:
-                    residence = self._residences[family_of(each["entity"])][partition]
-                    setattr(residence, what, max(getattr(residence, what), to_ms(each["time_max"])))
-
-    def finish(self) -> None:
-        for family, residences in self._residences.items():
-            self._found.homes[family] = _home(residences)
-        self._found.missing += self._late()
-
-    def _late(self) -> Iterable[str]:
-        """Queues that had messages before the first row."""
-        first: dict[tuple[int, QueueName], int] = {}
-        for (partition, queue), number in self._first.items():
-            fragment = number >> PARTITION_SHIFT
-            key = (partition if fragment else -1, queue)
-            first[key] = min(first.get(key, number), number)
-        topics = {family_of(queue.entity) for _, queue in first if _COPIES in queue.entity}
-        for (_, queue), number in sorted(first.items()):
-            before = (number & (1 << PARTITION_SHIFT) - 1) - 1
-            # A topic's numbers are also those of messages that were published at once, and never in its queue.
-            if before > 0 and queue.entity not in topics:
-                yield (
-                    f"{queue.entity} ({queue.sub_queue}): the {before} messages with numbers below {number} were there "
-                    "before the journal began, and may be there still"
-                )
 
 
-_TIME: Final = pa.timestamp("us", tz="UTC")
-_ENTERING: Final = pa.array(["enqueued", "scheduled"])
+def look(rows: pa.Table | pa.RecordBatch, is_before: pa.Array | None = None) -> Look:
+    """At rows with COLUMNS, of one epoch of each partition. `is_before`: of each row, whether it is before the cut;
+    None if all are."""
+    found = Look()
+    if not len(rows):
+        return found
+    column = {name: one(rows.column(name)) for name in COLUMNS}
+    queue, names = coded([column[name] for name in ("partition", "entity", "subQueue")])
+    time_us = column["eventTime"].cast(pa.int64())
+    before = pa.repeat(pa.scalar(True), len(rows)) if is_before is None else is_before
+    op, reason = column["op"], column["reason"]
+    enters, is_moved = is_one_of(op, ENTERS), is_one_of(reason, [MOVED])
+    gives = pc.or_(
+        pc.and_(enters, is_one_of(column["subQueue"], ["active"])),
+        pc.and_(is_one_of(op, ["published"]), pc.is_null(column["sequenceNumber"])),
+    )
+    is_first = pc.and_(pc.and_(enters, before), pc.invert(is_one_of(reason, [MOVED, "restored"])))
+    # A move also changes what has come already.
+    comes = pc.or_(pc.and_(is_moved, is_one_of(op, [*ENTERS, "stateSet"])), is_one_of(op, ["changed"]))
+    goes = pc.or_(is_one_of(op, [MOVED]), pc.and_(is_moved, is_one_of(op, ["stateCleared"])))
+    # Rows that come also of an entity that is elsewhere.
+    no_use = pc.or_(
+        is_one_of(op, ["takenOver"]), pc.and_(is_one_of(op, ["stateCleared"]), is_one_of(reason, ["deleted"]))
+    )
+    uses = pc.invert(pc.or_(pc.or_(comes, goes), no_use))
+
+    def where(condition: pa.Array, values: pa.Array) -> pa.Array:
+        return pc.if_else(condition, values, pa.scalar(None, values.type))
+
+    number = column["sequenceNumber"]
+    wanted = pa.table(
+        {
+            "queue": queue,
+            "before": before.cast(pa.int64()),
+            "number": number,
+            "entered": where(is_first, number),
+            "gives": gives.cast(pa.int64()),
+            "used": where(pc.and_(uses, before), time_us),
+            "came": where(pc.and_(comes, before), time_us),
+            "left": where(pc.and_(goes, before), time_us),
+            "offset": where(before, column["journalOffset"]),
+        }
+    )
+    measures = [
+        ("queue", "count"), ("number", "max"), ("entered", "min"), ("gives", "sum"), ("used", "max"), ("came", "max"),
+        ("left", "max"), ("before", "sum"), ("offset", "max"),
+    ]  # fmt: skip
+    grouped = wanted.group_by("queue", use_threads=False).aggregate(measures).to_pylist()
+    ends: dict[int, int] = {}
+    for each in grouped:
+        partition, entity, sub_queue = names[each["queue"]]
+        times = (_NEVER if each[name] is None else each[name] for name in ("used_max", "came_max", "left_max"))
+        found.queues[partition, entity, sub_queue] = OfQueue(
+            partition, entity, sub_queue, each["queue_count"], each["number_max"], each["entered_min"],
+            each["gives_sum"], *times,
+        )  # fmt: skip
+        found.before[partition] = found.before.get(partition, 0) + each["before_sum"]
+        if each["offset_max"] is not None:
+            ends[partition] = max(each["offset_max"], ends.get(partition, 0))
+    offsets, partitions = column["journalOffset"], column["partition"]
+    for partition, offset in ends.items():
+        at = pc.index(pc.and_(pc.equal(offsets, offset), pc.equal(partitions, partition)), True).as_py()
+        found.last[partition] = (offset, time_us[at].as_py())
+    special = pc.and_(before, is_one_of(op, ["truncated", "takenOver"]))
+    if pc.any(special).as_py():
+        _look_at_special(found, pa.table(column).filter(special))
+    return found
 
 
-def _is_no_use(batch: pa.RecordBatch) -> pa.Array:
-    """Rows that come also of an entity that is elsewhere."""
-    op, reason = batch.column("op"), pc.fill_null(batch.column("reason"), "")
-    return pc.or_(pc.equal(op, "takenOver"), pc.and_(pc.equal(op, "stateCleared"), pc.equal(reason, "deleted")))
+def _look_at_special(found: Look, rows: pa.Table) -> None:
+    times_us = rows.column("eventTime").cast(pa.int64()).to_pylist()
+    for row, time_us in zip(rows.to_pylist(), times_us, strict=True):
+        where = row["partition"], row["journalOffset"]
+        if row["op"] == "truncated":
+            found.truncated.append([*where, row["description"], time_us])
+        elif row["originEntity"] is not None:
+            origin = row["originEntity"], row["originSubQueue"], row["originSequenceNumber"]
+            found.marks.append([row["journalOffset"], row["partition"], *origin, time_us])
 
 
-def _by_queue(batch: pa.RecordBatch, what: str) -> Iterable[tuple[str, str, int]]:
-    """Entity, sub-queue, and the `min` or `max` of the numbers."""
-    names = ["entity", "subQueue", "sequenceNumber"]
-    found = pa.table([batch.column(name) for name in names], names)
-    grouped = found.group_by(names[:2], use_threads=False).aggregate([("sequenceNumber", what)])
-    for entity, sub_queue, number in zip(
-        *(grouped.column(name).to_pylist() for name in (*names[:2], f"sequenceNumber_{what}")), strict=True
-    ):
-        if entity is not None and number is not None:
-            yield entity, sub_queue, number
+# -- all of them
 
 
-def _home(residences: dict[int, _Residence]) -> int:
+def survey(
+    cuts: Mapping[int, Cut],
+    seen: Look,
+    since: datetime | None = None,
+    wants: Callable[[str], bool] = lambda path: True,
+) -> Survey:
+    """`seen`: all rows of the epochs of `cuts`, which get what was seen of them.
+
+    If only messages since a time are wanted, or those of some entities, it does not matter what else is missing.
+    """
+    found = Survey(dict(cuts))
+    for partition, cut in cuts.items():
+        cut.rows = seen.before.get(partition, 0)
+        if partition in seen.last:
+            cut.last = _EPOCH + timedelta(microseconds=seen.last[partition][1])
+    for _, partition, entity, sub_queue, number, time_us in sorted(seen.marks, key=lambda mark: mark[:2]):
+        found.marks[QueueName(entity.lower(), sub_queue), partition] = Mark(number, time_us // 1000)
+    residences: dict[str, dict[int, OfQueue]] = defaultdict(dict)
+    first: dict[tuple[int, QueueName], int] = {}
+    for (partition, entity, sub_queue), of in seen.queues.items():
+        if entity is None:
+            continue
+        family = family_of(entity)
+        residence = residences[family].setdefault(partition, OfQueue(partition, family, None))
+        residence.add(of)
+        if sub_queue is None:
+            continue
+        key = partition, QueueName(entity.lower(), sub_queue)
+        if of.highest is not None:
+            found.highest[key] = max(found.highest.get(key, 0), of.highest)
+        if of.given:
+            found.given[key] += of.given
+        if of.first is not None and wants(key[1].entity):
+            first[key] = min(first.get(key, of.first), of.first)
+    for family, of_family in residences.items():
+        known = {partition: each for partition, each in of_family.items() if _is_known(each)}
+        if known:
+            found.homes[family] = _home(known)
+    for partition, cut in sorted(cuts.items()):
+        found.missing += _lost(partition, cut, seen, since)
+    if since is None or any(cut.begins > since for cut in cuts.values()):
+        found.missing += _late(first)
+    return found
+
+
+def _is_known(residence: OfQueue) -> bool:
+    return max(residence.used_us, residence.came_us, residence.left_us) > _NEVER
+
+
+def _lost(partition: int, cut: Cut, seen: Look, since: datetime | None) -> Iterator[str]:
+    where = f"partition {partition}, epoch {cut.epoch}"
+    for of, offset, description, time_us in sorted(seen.truncated):
+        if of == partition and (since is None or time_us > to_us(since)):
+            yield f"{where}: the journal has a gap before offset {offset}: {description}"
+    end = 0 if since is None or cut.begins > since else cut.ranges[0].first
+    for each in cut.before():
+        if each.first > end:
+            yield f"{where}: the offsets {end} to {each.first - 1} are not captured"
+        end = each.end
+
+
+def _late(first_by_partition: Mapping[tuple[int, QueueName], int]) -> Iterable[str]:
+    """Queues that had messages before the first row."""
+    first: dict[tuple[int, QueueName], int] = {}
+    for (partition, queue), number in first_by_partition.items():
+        fragment = number >> PARTITION_SHIFT
+        key = (partition if fragment else -1, queue)
+        first[key] = min(first.get(key, number), number)
+    topics = {family_of(queue.entity) for _, queue in first if _COPIES in queue.entity}
+    for (_, queue), number in sorted(first.items()):
+        before = (number & (1 << PARTITION_SHIFT) - 1) - 1
+        # A topic's numbers are also those of messages that were published at once, and never in its queue.
+        if before > 0 and queue.entity not in topics:
+            yield (
+                f"{queue.entity} ({queue.sub_queue}): the {before} messages with numbers below {number} were there "
+                "before the journal began, and may be there still"
+            )
+
+
+def _home(residences: Mapping[int, OfQueue]) -> int:
     """Where a family is: where it was used last, unless it has left since; else where it has come last."""
-    stays = {partition: each for partition, each in residences.items() if each.left <= each.used}
+    stays = {partition: each for partition, each in residences.items() if each.left_us <= each.used_us}
     if stays:
-        return max(stays, key=lambda partition: stays[partition].used)
-    return max(residences, key=lambda partition: residences[partition].came)
+        return max(stays, key=lambda partition: stays[partition].used_us)
+    return max(residences, key=lambda partition: residences[partition].came_us)
 
 
 def to_ms(time: datetime) -> int:
     return (time - _EPOCH) // timedelta(milliseconds=1)
 
 
-def _shown(time: datetime) -> str:
-    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def to_us(time: datetime) -> int:
+    return (time - _EPOCH) // timedelta(microseconds=1)
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

@@ -1,19 +1,24 @@
 """Stores that are rebuilt from the rows that a journal has of what happened in other stores."""
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import Any
 
 import msgpack
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from broker.catalog.catalog import definitions
 from broker.journal.properties import DECODING
 from broker.restoring.definitions import entities_of
+from storage.capture.columns import one
+from storage.capture.lifetimes import Lifetimes, matters
 from storage.capture.reading import CapturedRange
 from storage.capture.rebuilding import Rebuilder, Rebuilt
-from storage.capture.survey import family_of, survey
+from storage.capture.survey import Cut, Look, family_of, look, survey
 from storage.journal.queues import Mode, Modes, Queues
 from storage.journal.rows import Rows
 from storage.memory import MemoryStore
@@ -37,6 +42,7 @@ from tests.partition.turns import CountingStore
 EPOCH = "00000000000000aa"
 BEGIN = datetime(2100, 1, 1, tzinfo=UTC)  # later than all clocks of tests
 ALL = (b"", b"\xff" * 512, 1 << 30)
+FILE_ROWS, GROUP_ROWS = 17, 7
 
 
 def time_of(turn: int) -> datetime:
@@ -48,7 +54,7 @@ class RecordedStore(HintedStore, CountingStore):
 
 
 class CapturedInMemory:
-    """`storage.capture.survey.Rows` of some stores, by partition."""
+    """The rows of some stores, by partition."""
 
     def __init__(self, stores: Mapping[int, HintedStore]) -> None:
         self.rows: dict[int, pa.RecordBatch] = {}
@@ -61,13 +67,42 @@ class CapturedInMemory:
             if len(rows):
                 self.rows[partition] = _with_paths(_in_order_of_turns(rows.batch(0)), paths_of(stores.values()))
 
-    def ranges(self) -> list[CapturedRange]:
-        return [CapturedRange(partition, EPOCH, 0, len(rows)) for partition, rows in self.rows.items()]
+    def cuts(self, until: datetime | None) -> dict[int, Cut]:
+        found = {}
+        for partition, rows in self.rows.items():
+            times = rows.column("eventTime").to_pylist()
+            end = len(times) if until is None else sum(each <= until for each in times)
+            if end:
+                whole = CapturedRange(partition, EPOCH, 0, len(times))
+                found[partition] = Cut(partition, EPOCH, [whole], end, times[0])
+        return found
 
-    def batches(self, partition: int, epoch: str, first: int, end: int, *, records: bool = True) -> Any:
-        assert epoch == EPOCH
-        for at in range(first, end, 7):
-            yield self.rows[partition].slice(at, min(7, end - at))
+    def files(self, partition: int, end: int) -> Iterator[list[pa.Table]]:
+        """The rows before `end` in small files, each of them sorted as in a capture, in groups."""
+        for first in range(0, end, FILE_ROWS):
+            rows = pa.Table.from_batches([self.rows[partition].slice(first, min(FILE_ROWS, end - first))])
+            rows = rows.sort_by([("entity", "ascending"), ("journalOffset", "ascending")])
+            yield [rows.slice(at, GROUP_ROWS) for at in range(0, len(rows), GROUP_ROWS)]
+
+    def seen(self, cuts: Mapping[int, Cut]) -> Look:
+        found = Look()
+        for partition, cut in cuts.items():
+            for group in chain.from_iterable(self.files(partition, len(self.rows[partition]))):
+                found.add(look(group, one(pc.less(group.column("journalOffset"), cut.end))))
+        return Look.from_document(json.loads(json.dumps(found.document())))
+
+    def chosen(self, partition: int, end: int) -> pa.Table:
+        """The rows before `end` that matter."""
+        lives = Lifetimes()
+        for file in self.files(partition, end):
+            for group in file:
+                mattering = group.filter(matters(group))
+                of_group = Lifetimes()
+                of_group.add(mattering, pa.array(range(len(mattering)), pa.int64()))
+                mattering = mattering.take(of_group.kept_of_piece())
+                lives.add(mattering, one(mattering.column("journalOffset")))
+            lives.forget()
+        return pa.Table.from_batches([self.rows[partition]]).take(lives.kept().ids)
 
 
 def paths_of(stores: Iterable[HintedStore]) -> dict[str, str]:
@@ -105,7 +140,8 @@ def rebuilt(
     stores: Mapping[int, HintedStore], until: datetime | None = None
 ) -> tuple[dict[int, MemoryStore], dict[int, Rebuilt]]:
     captured = CapturedInMemory(stores)
-    surveyed, paths = survey(captured, until), paths_of(stores.values())
+    cuts = captured.cuts(until)
+    surveyed, paths = survey(cuts, captured.seen(cuts)), paths_of(stores.values())
     made, found = {}, {}
     for partition, store in stores.items():
         target = MemoryStore()
@@ -121,10 +157,10 @@ def rebuilt(
                 made_of = made_of._replace(partitions=(home,))
             by_id[paths[str(each.entity_id)]] = made_of
         rebuilder = Rebuilder(target, partition, by_id, surveyed)
-        if partition in surveyed.cuts:
-            for part in surveyed.cuts[partition].before():
-                for batch in captured.batches(*part):
-                    rebuilder.add(batch)
+        if partition in cuts:
+            rows = captured.chosen(partition, cuts[partition].end)
+            for at in range(0, len(rows), GROUP_ROWS):
+                rebuilder.add(rows.slice(at, GROUP_ROWS))
         found[partition] = rebuilder.finish()
         target.commit()
         assert problems(target) == [], problems(target)

@@ -16,9 +16,9 @@ from broker.restoring.definitions import Definitions
 from storage.capture.definitions import keep
 from storage.capture.errors import AnotherNamespace
 from storage.capture.place import Place as PlaceOfFiles
-from storage.data_dir import read_description
+from storage.data_dir import UNFINISHED, read_description
 from storage.lmdb_store import LmdbStore
-from storage.maintenance import UNFINISHED, verify
+from storage.maintenance import WORK, verify
 from storage.queue_ids import queue_id_of
 from storage.records import (
     Field,
@@ -340,14 +340,14 @@ def test_a_restore_that_was_killed_is_no_data_directory_and_can_be_repeated(tmp_
     define(tmp_path / "captured")
     arguments = ("restore", "--from-capture", tmp_path / "captured", "--data-dir", tmp_path / "data")
     with Command(tmp_path / "command", *arguments) as command:
-        while not (tmp_path / "data" / "partitions" / "0" / "data.mdb").exists():
+        while not (tmp_path / "data" / WORK / "partitions" / "0" / "data.mdb").exists():
             assert command.process.poll() is None, command.err
         command.end(signal.SIGKILL)
     assert (tmp_path / "data" / UNFINISHED).exists()
     assert read_description(tmp_path / "data") is None
     with Command(tmp_path / "serve", "serve", "--data-dir", tmp_path / "data") as broker:
         assert broker.end() != 0
-        assert "has partitions/ but no peeklock.json" in broker.err
+        assert "is what a restore has made so far: run the same `peeklock restore` again" in broker.err
     restore(tmp_path)
     assert len(restored(tmp_path)) == 29_999
     assert verify(tmp_path / "data").ok
