@@ -14,7 +14,7 @@
 #   make dead-code  unused code; make coverage  code that no test runs    ARGS="tests/partition"
 #   make disk-full  a disk that is full again and again under load, with kills; needs root     ARGS="--rounds 20"
 #   make hostile-peers  an hour of peers that cost the most they can, with the memory of each process  ARGS="--minutes 10"
-#   make mutants  141 bugs, each planted alone, and the tests that find them      ARGS="--at-random 10 --seconds 600"
+#   make mutants  144 bugs, each planted alone, and the tests that find them      ARGS="--at-random 10 --seconds 600"
 #   make split     hosts of their own, cut links, killed processes, a queue that moves, for 10 minutes; needs root
 #   make soak, make fuzz, make power-loss                          ARGS="--help" lists the options
 #   make fuzz-native  libFuzzer on the C of protocol/native, with its coverage; needs clang

@@ -30,13 +30,21 @@ STEP: Final = 10_000  # messages of one partition between two looks whether a ro
 
 
 def write(
-    url: str, messages: int, *, partitions: int = 4, entities: int = 8, body_bytes: int = 1024, alive: float = 0.01,
+    url: str,
+    messages: int,
+    *,
+    partitions: int = 4,
+    entities: int = 8,
+    body_bytes: int = 1024,
+    alive: float = 0.01,
     wait: int = 20_000,
-) -> None:  # fmt: skip
-    """`alive`: this part of the messages is not completed. `wait`: so many messages come before one is received."""
+    options: CaptureOptions | None = None,
+) -> None:
+    """`alive`: this part of the messages is not completed. `wait`: so many messages of a partition come before one is
+    received."""
     place = Place.of(url)
     _define(place, partitions, entities)
-    with CaptureWriter(place, NAMESPACE, CaptureOptions(), namespace_id=f"{1:032x}") as writer:
+    with CaptureWriter(place, NAMESPACE, options or CaptureOptions(), namespace_id=f"{1:032x}") as writer:
         sources = [
             _Partition(partition, _of(partition, partitions, entities), body_bytes, alive, wait).batches(
                 messages // partitions
@@ -91,15 +99,14 @@ class _Partition:
         for first in range(0, messages + self._wait, STEP):
             sent = range(min(first, messages), min(first + STEP, messages))
             received = range(max(0, first - self._wait), min(max(0, first + STEP - self._wait), messages))
-            rows = len(sent) + 2 * len(received)
-            if rows:
-                yield self._batch(sent, received, first, rows)
+            if len(sent) or len(received):
+                yield self._batch(sent, received, first)
 
-    def _batch(self, sent: range, received: range, first: int, rows: int) -> pa.RecordBatch:
+    def _batch(self, sent: range, received: range, first: int) -> pa.RecordBatch:
         ids = [self._chance.randbytes(ID_BYTES // 2).hex() for _ in sent]
         completed = [each for each in received if self._chance.random() >= self._alive]
         rows = len(sent) + len(received) + len(completed)
-        of_row = [*sent, *(each for each in received for _ in range(1)), *completed]
+        of_row = [*sent, *received, *completed]
         at_us = (BEGIN_MS + first * 1000 // PER_SECOND) * 1000
         nothing = rows - len(sent)
         columns = {name: pa.nulls(rows, SCHEMA.field(name).type) for name in SCHEMA.names}

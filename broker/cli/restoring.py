@@ -9,7 +9,7 @@ import typer
 
 from broker.cli.progress import progress
 from broker.settings.config import Settings
-from storage.maintenance import MaintenanceError
+from storage.maintenance import WORK, MaintenanceError
 
 MAX_LISTED = 50
 
@@ -39,7 +39,7 @@ def restore_capture(url: str, settings: Settings, asked: Asked) -> None:
         raise typer.BadParameter("is later than --until", param_hint="--since")
     owned = settings.cluster.owned if asked.partitions is None else _partitions(asked.partitions)
     wishes = Wishes(until, asked.allow_gaps, owned, since, tuple(asked.entities))
-    with progress("rows") as bar:
+    with progress("rows", in_logs=True) as bar:
         try:
             found = restore(
                 url,
@@ -53,6 +53,9 @@ def restore_capture(url: str, settings: Settings, asked: Asked) -> None:
             )
         except CaptureError as error:
             raise CannotRead(str(error)) from error
+        finally:
+            if (work := settings.data_dir / WORK).exists():
+                typer.echo(f"What was done so far is in {work}; the same command goes on from there.", err=True)
     last = "" if found.until is None else f", the last of {found.until.isoformat(timespec='milliseconds')}"
     typer.echo(f"namespace {found.namespace}, captured from the broker with the id {found.namespace_id or 'not known'}")
     typer.echo(f"{found.rows} rows{last}; definitions of {found.entities} entities from {found.definitions}")

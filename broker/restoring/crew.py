@@ -1,4 +1,4 @@
-"""Processes that do the units of a long work side by side."""
+"""Processes that do the units of a long work side by side, and tell how far they are."""
 
 import multiprocessing
 import os
@@ -6,16 +6,17 @@ import signal
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 import pyarrow as pa
 
+from storage.capture.sifting import Tell
 from storage.maintenance import MaintenanceError
 from storage.parent import die_with_parent
 
 T = TypeVar("T")
 
+LOOK_SECONDS: Final = 0.5  # how often the progress is looked at while nothing ends
 _SPAWN: Final = multiprocessing.get_context("spawn")  # pyarrow has threads, which a copy of this process had not
 
 
@@ -34,14 +35,17 @@ class Crew:
     """With one process, units are done in this one. Processes are started when there is a unit for them, and killed at
     the end of the `with` block."""
 
-    def __init__(self, processes: int) -> None:
+    def __init__(self, processes: int, advance: Tell) -> None:
         self._count = processes
+        self._advance = advance
+        self._told = _SPAWN.Value("q", 0) if processes > 1 else None
+        self._known = 0  # of what was told
         self._members: dict[Connection, Any] = {}
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         for connection, process in self._members.items():
             process.kill()
             process.join()
@@ -49,11 +53,14 @@ class Crew:
         self._members.clear()
 
     def each(self, function: Callable[..., T], units: Iterable[tuple[Any, ...]]) -> Iterator[T]:
-        """What `function` returns for the arguments of each unit, in the order in which they are done. Function,
-        arguments and results must be picklable. Raises what `function` raises, and CrewDied."""
-        if self._count == 1:
+        """What `function` returns for the arguments of each unit, in the order in which they are done. It gets a
+        function to tell rows to, too, as its first argument. Function, other arguments and results must be picklable.
+
+        Raises what `function` raises, and CrewDied.
+        """
+        if self._told is None:
             for unit in units:
-                yield function(*unit)
+                yield function(self._advance, *unit)
             return
         waiting = iter(units)
         busy: set[Connection] = set()
@@ -70,14 +77,17 @@ class Crew:
 
     def _another(self) -> Connection:
         ours, theirs = _SPAWN.Pipe()
-        process = _SPAWN.Process(target=_serve, args=(theirs, os.getpid()), daemon=True)
+        process = _SPAWN.Process(target=_serve, args=(theirs, self._told, os.getpid()))
         process.start()
         theirs.close()
         self._members[ours] = process
         return ours
 
     def _results(self, busy: set[Connection]) -> Iterator[Any]:
-        for connection in wait([*busy]):
+        while not (ready := wait([*busy], LOOK_SECONDS)):
+            self._look()
+        self._look()
+        for connection in ready:
             assert isinstance(connection, Connection)
             try:
                 result, error = connection.recv()
@@ -90,20 +100,32 @@ class Crew:
                 raise error
             yield result
 
+    def _look(self) -> None:
+        assert self._told is not None
+        told = self._told.value
+        if told > self._known:
+            self._advance(told - self._known)
+            self._known = told
 
-def _serve(connection: Connection, parent: int) -> None:
+
+def _serve(connection: Connection, told: Any, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of Ctrl-C its parent hears as well
     die_with_parent()
     if os.getppid() != parent:  # it died before that
         return
     pa.set_cpu_count(1)
+
+    def tell(rows: int) -> None:
+        with told.get_lock():
+            told.value += rows
+
     while True:
         try:
             function, unit = connection.recv()
         except EOFError:
             return
         try:
-            connection.send((function(*unit), None))
+            connection.send((function(tell, *unit), None))
         except Exception as error:
             error.add_note(traceback.format_exc())  # the parent's traceback does not show what happened here
             connection.send((None, error))

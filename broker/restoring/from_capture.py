@@ -30,7 +30,7 @@ from storage.data_dir import Description
 from storage.maintenance import MaintenanceError, new_data_directory
 
 PLAN_VERSION: Final = 1
-SMALL_BYTES: Final = 32 << 20  # of a capture for which processes are not worth their start
+SMALL_BYTES: Final = 32 << 20
 MAX_LISTED: Final = 50
 _LONG_AGO: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -106,7 +106,8 @@ def restore(
     advance: Callable[[int], object] = lambda rows: None,
 ) -> Restored:
     """Write the data directory, which is missing or empty, or go on where an earlier call was ended. `settings` have
-    the size of stores, and the entities if the capture has none. `processes`: None for one for each processor.
+    the size of stores, and the entities if the capture has none. `processes`: None for one for each processor,
+    but for a small capture, for which they are not worth their start.
 
     `expect` and `advance` are told of rows. Raises CaptureError, MaintenanceError, DataDirectoryError,
     ConfigurationError, StoreError, OSError.
@@ -134,14 +135,14 @@ def restore(
     description = Description(found.partitions, owned=owned)
     files = Files(captured.files(TableName.LEDGER), captured.files(TableName.MESSAGES))
     expect(files.rows)
-    if files.bytes < SMALL_BYTES:
-        processes = 1
-    with new_data_directory(data_directory, description) as folder, Crew(processes or _processors()) as crew:
+    if processes is None:
+        processes = 1 if files.bytes < SMALL_BYTES else _processors()
+    with new_data_directory(data_directory, description) as folder, Crew(processes, advance) as crew:
         now_ms = _taken_up(folder, _plan(captured, found, wishes), now_ms)
         sieve = _sieve(begun, found, wishes, now_ms)
         steps = Steps(url, sieve, folder)
-        for rows in crew.each(steps.look_at, _with_overlaps(files.ledger, sieve)):
-            advance(rows)
+        for _ in crew.each(steps.look_at, _with_overlaps(files.ledger, sieve)):
+            pass
         surveyed = survey(begun, steps.seen(files.ledger), wishes.since, sieve.wants)
         surveyed.missing[:0] = missing
         if surveyed.missing and not wishes.allows_gaps:
@@ -149,15 +150,12 @@ def restore(
         found = found.with_homes(surveyed.homes)
         here = [partition for partition in description.here if partition in begun]
         expect(sum(crew.each(steps.choose, [(partition, files.ledger) for partition in here])))
-        for rows in crew.each(steps.fetch, [(file, here) for file in files.messages]):
-            advance(rows)
+        for _ in crew.each(steps.fetch, [(file, here) for file in files.messages]):
+            pass
         rebuilding = Rebuilding(sieve, surveyed, found, files, settings.store.map_size_bytes, now_ms, folder)
         rebuilding.begin()
-        done = {}
-        for partition, rebuilt, ids in crew.each(rebuilding.partition, [(each,) for each in description.here]):
-            done[partition] = rebuilt, ids
-            advance(rebuilding.rows(partition))
-        restored = _restored(captured, found, surveyed, done)
+        rebuilt = [*crew.each(rebuilding.partition, [(each,) for each in description.here])]
+        restored = _restored(captured, found, surveyed, rebuilt)
         if len(restored.missing) > len(surveyed.missing) and not wishes.allows_gaps:
             raise Incomplete(restored.missing)
     return restored
@@ -215,12 +213,12 @@ def _with_overlaps(ledger: Sequence[DataFile], sieve: Sieve) -> list[tuple[DataF
 
 
 def _restored(
-    captured: Captured, found: Definitions, surveyed: Survey, done: Mapping[int, tuple[Rebuilt, int]]
+    captured: Captured, found: Definitions, surveyed: Survey, done: Sequence[tuple[int, Rebuilt, int]]
 ) -> Restored:
     assert captured.namespace is not None
     restored = Restored(captured.namespace, captured.namespace_id, found.source, len(done), len(found.entities))
     restored.missing += surveyed.missing
-    for partition, (rebuilt, ids) in sorted(done.items()):
+    for partition, rebuilt, ids in sorted(done, key=lambda each: each[0]):
         _tell(restored, partition, rebuilt)
         restored.duplicate_ids += ids
         if (cut := surveyed.cuts.get(partition)) is not None:

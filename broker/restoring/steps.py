@@ -11,7 +11,7 @@ from broker.restoring.duplicates import Windows
 from storage.capture.manifest import DataFile
 from storage.capture.place import Place
 from storage.capture.rebuilding import Rebuilder, Rebuilt
-from storage.capture.sifting import Sieve, Work, choose, chosen, fetch, ids_of, look_at, seen_in, unwanted_of
+from storage.capture.sifting import Sieve, Tell, Work, choose, chosen, fetch, ids_of, look_at, seen_in, unwanted_of
 from storage.capture.survey import Look, Survey
 from storage.data_dir import PARTITIONS, partition_path
 from storage.lmdb_store import DATA_FILE, LmdbStore
@@ -47,15 +47,15 @@ class Steps:
     sieve: Sieve
     folder: Path
 
-    def look_at(self, file: DataFile, overlaps: bool) -> int:
+    def look_at(self, tell: Tell, file: DataFile, overlaps: bool) -> None:
         """See `storage.capture.sifting`, as for the next two."""
-        return look_at(Place.of(self.url), file, self.sieve, Work(self.folder), overlaps=overlaps)
+        look_at(Place.of(self.url), file, self.sieve, Work(self.folder), tell, overlaps=overlaps)
 
-    def choose(self, partition: int, ledger: Sequence[DataFile]) -> int:
+    def choose(self, tell: Tell, partition: int, ledger: Sequence[DataFile]) -> int:
         return choose(partition, ledger, self.sieve, Work(self.folder))
 
-    def fetch(self, file: DataFile, partitions: Sequence[int]) -> int:
-        return fetch(Place.of(self.url), file, self.sieve, partitions, Work(self.folder))
+    def fetch(self, tell: Tell, file: DataFile, partitions: Sequence[int]) -> None:
+        fetch(Place.of(self.url), file, self.sieve, partitions, Work(self.folder), tell)
 
     def seen(self, ledger: Sequence[DataFile]) -> Look:
         """What all files of the ledger say together, when all were looked at."""
@@ -80,7 +80,7 @@ class Rebuilding:
     def begin(self) -> None:
         (self.folder / PARTITIONS).mkdir(mode=0o700, exist_ok=True)
 
-    def partition(self, partition: int) -> tuple[int, Rebuilt, int]:
+    def partition(self, tell: Tell, partition: int) -> tuple[int, Rebuilt, int]:
         """Make and verify its store. The number is that of the ids for duplicate detection in it.
 
         Raises WronglyRebuilt, StoreError, OSError.
@@ -91,7 +91,7 @@ class Rebuilding:
         shutil.rmtree(store_path, ignore_errors=True)  # of a process that was killed
         with LmdbStore(store_path, partition_id=partition, map_size_bytes=self.map_size_bytes, create=True) as store:
             self.definitions.write(store)
-            rebuilt = self._messages(partition, store, work)
+            rebuilt = self._messages(tell, partition, store, work)
             ids = self._ids(partition, store, work)
             store.commit()
         self._verify(partition)
@@ -99,17 +99,13 @@ class Rebuilding:
         work.note(unit, {"rebuilt": rebuilt.document(), "ids": ids})
         return partition, rebuilt, ids
 
-    def rows(self, partition: int) -> int:
-        """How many rows were replayed for it."""
-        known = Work(self.folder).noted(f"chosen-{partition}")
-        return 0 if known is None else int(known["rows"])
-
-    def _messages(self, partition: int, store: LmdbStore, work: Work) -> Rebuilt:
+    def _messages(self, tell: Tell, partition: int, store: LmdbStore, work: Work) -> Rebuilt:
         rebuilder = Rebuilder(store, partition, entities_of(self.definitions.entities), self.surveyed)
         if partition not in self.sieve.epochs:
             return rebuilder.finish()
         for rows in chosen(partition, self.files.messages, work, PIECE_BYTES):
             rebuilder.add(rows)
+            tell(len(rows))
         return rebuilder.finish(unwanted_of(partition, work))
 
     def _ids(self, partition: int, store: LmdbStore, work: Work) -> int:

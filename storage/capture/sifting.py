@@ -13,7 +13,7 @@ written last. Whoever goes on after a kill does the units that have none.
 import json
 from array import array
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +32,7 @@ from storage.capture.tables import HOUR_US, ranges_of
 from storage.durable import sync_file, write_file
 from storage.journal.schema import SCHEMA
 
+Tell = Callable[[int], object]
 CHOSEN_ROWS: Final = 64 << 10  # of a batch of rows that matter
 _CHOSEN: Final = [name for name in lifetimes.COLUMNS if name not in ("partition", "enqueuedTime")]
 _IDS: Final = (
@@ -105,14 +106,15 @@ def unit_of(step: str, file: DataFile) -> str:
 # -- 1. files of the ledger
 
 
-def look_at(place: Place, file: DataFile, sieve: Sieve, work: Work, *, overlaps: bool) -> int:
-    """Returns the rows of the file. `overlaps`: another file of the ledger has offsets between those of this one.
+def look_at(place: Place, file: DataFile, sieve: Sieve, work: Work, tell: Tell, *, overlaps: bool) -> None:
+    """`tell` is told of rows. `overlaps`: another file of the ledger has offsets between those of this one.
 
     Raises DamagedFile, OSError.
     """
     unit = unit_of("ledger", file)
     if work.noted(unit) is not None:
-        return file.rows
+        tell(file.rows)
+        return
     wants_ids = sieve.ids_us is not None and (file.hour + 1) * HOUR_US > sieve.ids_us
     columns = dict.fromkeys((*COLUMNS, "epoch", *lifetimes.COLUMNS, *(_IDS if wants_ids else ())))
     seen, kept, ids = Look(), [], []
@@ -132,6 +134,7 @@ def look_at(place: Place, file: DataFile, sieve: Sieve, work: Work, *, overlaps:
         kept.append(mattering.select(lifetimes.COLUMNS).cast(_schema(lifetimes.COLUMNS)))
         if wants_ids:
             ids.append(_ids(before, sieve))
+        tell(len(rows))
     files.require_counted(place, file, counted)
     partitions = {}
     for name, schema, tables in ((unit, lifetimes.COLUMNS, kept), (f"{unit}-ids", _IDS_OF, ids)):
@@ -140,7 +143,6 @@ def look_at(place: Place, file: DataFile, sieve: Sieve, work: Work, *, overlaps:
         partitions[name] = [partition for partition, _ in found]
     work.note(f"{unit}-look", seen.document())
     work.note(unit, partitions)
-    return file.rows
 
 
 def _of_epochs(rows: pa.Table, sieve: Sieve, file: DataFile) -> pa.Table:
@@ -272,11 +274,12 @@ def ids_of(partition: int, ledger: Sequence[DataFile], epoch: str, work: Work) -
 # -- 3. files of messages
 
 
-def fetch(place: Place, file: DataFile, sieve: Sieve, partitions: Collection[int], work: Work) -> int:
-    """After `choose` for these partitions. Returns the rows of the file. Raises DamagedFile, OSError."""
+def fetch(place: Place, file: DataFile, sieve: Sieve, partitions: Collection[int], work: Work, tell: Tell) -> None:
+    """After `choose` for these partitions. `tell` is told of rows. Raises DamagedFile, OSError."""
     unit = unit_of("bodies", file)
     if work.noted(unit) is not None:
-        return file.rows
+        tell(file.rows)
+        return
     wanted = {
         each.partition: (each.epoch, Offsets(work, each.partition))
         for each in file.ranges
@@ -290,7 +293,7 @@ def fetch(place: Place, file: DataFile, sieve: Sieve, partitions: Collection[int
     batches: list[tuple[int, int, int]] = []  # partition, first and last offset
     work.write(unit, _schema(_BODIES), _fetched(place, file, wanted, batches) if needed else (), codec=None)
     work.note(unit, batches)
-    return file.rows
+    tell(file.rows)
 
 
 def _fetched(

@@ -385,3 +385,52 @@ def test_either_a_backup_or_a_capture(tmp_path):
         ["restore", "backup", "--allow-gaps"],
     ):
         assert CliRunner().invoke(app, arguments).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("ops", "there"),
+    [
+        (["enqueued 0", "completed 1", "enqueued 1", "completed 0"], False),
+        (["enqueued 0", "completed 1", "enqueued 0"], True),
+        (["enqueued 1", "completed 0", "enqueued 1", "completed 1", "enqueued 0"], True),
+        (["enqueued 0", "abandoned 1", "completed 0"], False),
+    ],
+)
+def test_rows_are_in_the_files_of_two_hours_in_turn_because_the_clock_was_set_back(tmp_path, ops, there):
+    written = Written()
+    for each in ops:
+        op, hour = each.split()
+        time: dict[str, Any] = {"eventTime": BEGIN + timedelta(hours=int(hour))}
+        if op == "enqueued":
+            written.sent(1, **time)
+        else:
+            written.row(op, 1, **time)
+    written.write(tmp_path / "captured")
+    define(tmp_path / "captured")
+    restore(tmp_path)
+    assert bool(restored(tmp_path)) == there
+
+
+def test_a_record_that_goes_on_through_several_queues_and_files(tmp_path):
+    """Each file has a row group of each entity, so that none has both ends of the chain."""
+    written = Written()
+    origin: dict[str, Any] = {"reason": "forwarded", "originSubQueue": "active", "originSequenceNumber": 1}
+    written.sent(1, entity="a")
+    for before, after in (("a", "b"), ("b", "c")):
+        written.row("enqueued", 1, entity=after, originEntity=before, **origin)
+        written.row("forwarded", 1, entity=before)
+        written.second += 3600
+    written.row(
+        "enqueued", 1, entity="c", subQueue="deadletter", originEntity="c", **origin | {"reason": "deadlettered"}
+    )
+    written.row("deadlettered", 1, entity="c")
+    written.sent(2, entity="a")
+    written.row("enqueued", 2, entity="b", originEntity="a", **origin | {"originSequenceNumber": 2})
+    written.row("forwarded", 2, entity="a")
+    written.second += 3600
+    written.row("completed", 2, entity="b")
+    written.write(tmp_path / "captured")
+    define(tmp_path / "captured", *(QueueDescription(name=name) for name in "abc"))
+    told = restore(tmp_path)
+    assert [line.strip() for line in told.splitlines() if line.startswith("  ")] == ["c, deadletter: 1"]
+    assert verify(tmp_path / "data").ok

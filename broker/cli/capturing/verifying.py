@@ -32,7 +32,7 @@ def verify_capture(url: str, keep: str, told: "Told | None") -> None:
     except InvalidPlace as error:
         fail(str(error), WRONG_USE)
     now_ms = time.time_ns() // 1_000_000
-    with progress("files") as bar:
+    with progress("files", in_logs=True) as bar:
         try:
             found = check(place, told, now_ms - keep_ms, expect=bar.expect, advance=bar.advance)
         except OSError as error:
