@@ -116,6 +116,7 @@ def restore(
     captured = Captured(place)
     if captured.namespace is None:
         raise NothingCaptured(f"{place.url}: nothing was captured there")
+    captured.require_complete()
     found = _definitions(place, captured.namespace, settings, wishes.until, now_ms)
     if wishes.entities:
         found = found.only(wishes.entities)

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 
 from storage.capture import files
 from storage.capture.chain import load_captured
-from storage.capture.errors import DamagedFile, NotCaptured
-from storage.capture.inventory import inventory
+from storage.capture.errors import DamagedFile, DamagedManifest, NotCaptured
+from storage.capture.inventory import contradictions, inventory
 from storage.capture.manifest import DataFile, State, TableName
 from storage.capture.place import Place
 from storage.capture.tables import ONLY_IN_MESSAGES, is_contiguous
@@ -71,6 +71,11 @@ class Captured:
         if self._state is None:
             return []
         return sorted(CapturedRange(*each.position, *span) for each in inventory(self._state) for span in each.captured)
+
+    def require_complete(self) -> None:
+        """That the files can have all that the manifest says was captured. Raises DamagedManifest."""
+        if self._state is not None and (found := [*contradictions(self._state)]):
+            raise DamagedManifest("\n".join(found))
 
     def files(self, table: TableName = TableName.LEDGER) -> list[DataFile]:
         """All files of a table, oldest hour first."""

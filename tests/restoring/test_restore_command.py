@@ -15,7 +15,9 @@ from broker.namespace.entities import QueueDescription
 from broker.restoring.definitions import Definitions
 from storage.capture.definitions import keep
 from storage.capture.errors import AnotherNamespace
+from storage.capture.manifest import Kind, TableName
 from storage.capture.place import Place as PlaceOfFiles
+from storage.capture.writing import CaptureOptions, CaptureWriter
 from storage.data_dir import UNFINISHED, read_description
 from storage.lmdb_store import LmdbStore
 from storage.maintenance import WORK, verify
@@ -267,6 +269,23 @@ def test_a_damaged_manifest_or_definition_is_named(tmp_path, folder):
     error = restore(tmp_path, code=1)
     assert "the checksum does not match" in error
     assert any(file.name in error for file in files)
+
+
+@pytest.mark.parametrize("table", TableName)
+def test_a_manifest_whose_files_lack_rows_is_refused(tmp_path, table):
+    captured_orders(tmp_path / "captured")
+    with CaptureWriter(PlaceOfFiles.of(str(tmp_path / "captured")), NAMESPACE, CaptureOptions()) as writer:
+        file = next(each for each in writer.state.files.values() if each.table is table)
+        entry = writer.state.following(Kind.COMPACTED, 0).model_copy(
+            update={"removed": (file.path,), "next": tuple(writer.state.next.values())}
+        )
+        writer.append(entry)
+    text = {
+        TableName.LEDGER: "partition 0, epoch 00000000000000a1: the offsets 0 to 2 are in no file",
+        TableName.MESSAGES: "3 messages of orders are captured without their bodies",
+    }[table]
+    assert text in restore(tmp_path, code=1)
+    assert not (tmp_path / "data" / "peeklock.json").exists()
 
 
 CONFIG = """
