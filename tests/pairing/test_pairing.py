@@ -160,6 +160,18 @@ async def test_a_backlog_queue_that_fails_is_pulled_for_all_senders(secondary):
         assert pairing.counters.backlog_queues_pulled >= 2
 
 
+async def test_a_message_that_may_be_in_the_primary_is_told_as_repeated_however_the_backlog_fails_then(secondary):
+    async with await Pairing.open(nowhere(), namespace(secondary), FAST, primary_name="away") as pairing:
+        async with namespace(secondary).management() as client:
+            for queue in pairing.queues[1:]:
+                await client.delete(queue)
+        senders = [pairing.sender("orders") for _ in range(20)]
+        sent = await asyncio.gather(*(each.send(message(b"x")) for each in senders))
+        assert pairing.counters.backlog_queues_pulled >= 1
+        assert all(each.is_repeated and each.is_in_backlog for each in sent)
+        assert not (await senders[0].send(message(b"later"))).is_repeated
+
+
 async def test_configuration_errors_are_told_and_never_fail_over(primary, secondary):
     wrong = namespace(primary, primary.connection_string_for(KEY_NAME, "wrong"))
     async with await Pairing.open(wrong, namespace(secondary), FAST) as pairing:
