@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from broker import __version__
+from broker.cli.needing import refuse
 from broker.cli.target import CaFileOption, ConnectionStringOption, HttpEndpointOption
 from broker.printable import printable, printable_lines
 from broker.settings.config import ConfigurationError, Settings
@@ -240,6 +241,7 @@ def gateway(
 
 @app.command("connection-string")
 def print_connection_string(
+    context: typer.Context,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
     host: HostOption = None,
@@ -259,6 +261,8 @@ def print_connection_string(
     """
     from broker.cli.connection_strings import of_broker
 
+    if tls:
+        refuse(context, "is the port without TLS, and has no effect with --tls", "amqp_port")
     with _failures():
         settings = _load(config, data_dir=data_dir, host=host, amqp_port=amqp_port, emulator=emulator).settings
         typer.echo(of_broker(settings, key_name, entity, tls=tls))
@@ -289,8 +293,12 @@ def regenerate_key(
     typer.echo(f"{path} has a new {kind} key. The broker takes it {when}.")
 
 
+_OF_BROKER = ("consumer", "connection_string", "http_endpoint", "ca")  # parameters of `verify`
+
+
 @app.command()
 def verify(
+    context: typer.Context,
     path: Annotated[Path | None, typer.Argument(metavar="DIR", help="A data directory or a backup.")] = None,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
@@ -326,13 +334,16 @@ def verify(
     if capture is not None:
         if path is not None or config is not None or data_dir is not None:
             raise typer.BadParameter("takes the place of DIR, --config and --data-dir", param_hint="--capture")
+        if not ask_broker:
+            refuse(context, "needs --ask-broker", *_OF_BROKER)
         from broker.cli.capturing.verifying import asked, verify_capture
 
         told = asked(connection_string, http_endpoint, ca, consumer) if ask_broker else None
         verify_capture(capture, keep, told)
         return
-    if ask_broker:
-        raise typer.BadParameter("is for --capture", param_hint="--ask-broker")
+    refuse(context, "is for --capture", "keep", "ask_broker", *_OF_BROKER)
+    if path is not None:
+        refuse(context, "has no effect where DIR is named", "config", "data_dir")
     from storage.maintenance import verify as verify_directory
 
     with _failures():

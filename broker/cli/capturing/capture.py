@@ -8,7 +8,7 @@ import typer
 from broker.cli.ending import WRONG_USE, fail
 from broker.cli.output import JsonOption, print_json
 from broker.cli.pairing.intervals import milliseconds
-from broker.cli.pairing.options import LogLevelOption, OpsHostOption, OpsPortOption
+from broker.cli.pairing.options import LogLevelOption, OpsHostOption, OpsPortOption, require_ops_port
 from broker.cli.quantities import people_size, size_in
 from broker.cli.target import CaFileOption, ConnectionStringOption, HttpEndpointOption, http_address, parsed, trusted
 from broker.settings.config import LogLevel
@@ -24,6 +24,7 @@ app = typer.Typer()
 
 @app.command()
 def capture(
+    context: typer.Context,
     url: Annotated[
         str,
         typer.Argument(
@@ -92,6 +93,7 @@ def capture(
     namespace, and a broker whose journal.mode is not off. Credentials of an object store are those that its own tools
     find, such as AWS_ACCESS_KEY_ID.
     """
+    require_ops_port(context, ops_port)
     target = parsed(connection_string)
     address = http_address(target, http_endpoint)
     if not re.fullmatch("[A-Za-z0-9._-]{1,100}", consumer):

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from broker.cli.needing import refuse
 from broker.cli.target import http_address, parsed, trusted
 from broker.pairing.options import MAX_BACKLOG_QUEUES
 from broker.settings.config import Log, LogLevel
@@ -90,6 +91,12 @@ OpsPortOption = Annotated[
     ),
 ]
 LogLevelOption = Annotated[LogLevel, typer.Option("--log-level", help=str(Log.model_fields["level"].description))]
+
+
+def require_ops_port(context: typer.Context, ops_port: int | None) -> None:
+    """End the command if it has --ops-host and no --ops-port."""
+    if ops_port is None:
+        refuse(context, "needs --ops-port", "ops_host")
 
 
 def namespaces(

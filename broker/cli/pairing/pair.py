@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from broker.cli.ending import WRONG_USE, fail
+from broker.cli.needing import refuse
 from broker.cli.pairing.cost import app as cost_app
 from broker.cli.pairing.intervals import FailoverIntervalOption, PingIntervalOption, milliseconds
 from broker.cli.pairing.options import (
@@ -19,6 +20,7 @@ from broker.cli.pairing.options import (
     SecondaryHttpOption,
     SecondaryOption,
     namespaces,
+    require_ops_port,
 )
 from broker.cli.target import CaFileOption
 from broker.settings.config import LogLevel
@@ -86,7 +88,9 @@ def pair(
     if they are to be made.
     """
     if context.invoked_subcommand is not None:
+        refuse(context, f"has no effect before `{context.invoked_subcommand}`", *context.params)
         return
+    require_ops_port(context, ops_port)
     host, port = _address(listen)
     names = tuple(host_name or ())
     if wrong := [each for each in names if not is_pattern(each)]:

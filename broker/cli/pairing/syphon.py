@@ -18,6 +18,7 @@ from broker.cli.pairing.options import (
     SecondaryHttpOption,
     SecondaryOption,
     namespaces,
+    require_ops_port,
 )
 from broker.cli.target import CaFileOption
 from broker.settings.config import LogLevel
@@ -27,6 +28,7 @@ app = typer.Typer()
 
 @app.command()
 def syphon(
+    context: typer.Context,
     primary: PrimaryOption = None,
     secondary: SecondaryOption = None,
     primary_http: PrimaryHttpOption = None,
@@ -57,6 +59,7 @@ def syphon(
     from broker.pairing.options import InvalidPairing
     from broker.pairing.syphon.options import SyphonOptions
 
+    require_ops_port(context, ops_port)
     first, second = namespaces(primary, secondary, primary_http, secondary_http, ca)
     try:
         options = SyphonOptions(backlog_queues, rate, once)
