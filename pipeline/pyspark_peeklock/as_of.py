@@ -88,7 +88,7 @@ class AsOfReader(BrowseReader):
             for number, (_, offset) in places(cut).items():
                 if offset < states[number].low:
                     raise OutOfRetention(number, offset, states[number].low, states[number].stable)
-            found = run(self._ranges())
+            found = run(self._ranges(), self._options.address)
             # What comes from now on has higher numbers than these ranges.
             wanted = narrowed(found, self._changes(client, cut))
         finally:

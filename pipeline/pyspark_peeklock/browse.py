@@ -30,6 +30,7 @@ from protocol.client.connection import Connection, connect_to
 from protocol.client.errors import ClientError, ConnectionLost
 from protocol.client.messages import Message
 from protocol.client.requests import Management
+from protocol.errors import ProtocolError
 from pyspark_peeklock import rows
 from pyspark_peeklock.decoding import columns_of
 from pyspark_peeklock.errors import BrowseFailed
@@ -58,7 +59,7 @@ class BrowseReader(DataSourceReader):
 
     def partitions(self) -> list[NumberRange]:
         """Raises BrowseFailed."""
-        found = run(self._ranges())
+        found = run(self._ranges(), self._options.address)
         wanted = [
             NumberRange(max(each.first, self._first), min(each.last, self._last))
             for each in found
@@ -148,7 +149,7 @@ class FilteringBrowseReader(BrowseReader):
 async def connected(access: Access) -> Connection:
     """Raises ClientError, TimeoutError, InvalidOption."""
     target = access.connection_string()
-    return await connect_to(target, tls=access.trust() if target.tls else None, timeout_s=TIMEOUT_S)
+    return await connect_to(target, tls=access.trust_of(tls=target.tls), timeout_s=TIMEOUT_S)
 
 
 def number_bounds(condition: Filter) -> tuple[int, int] | None:
@@ -197,12 +198,17 @@ def _number(encoded: bytes) -> int:
 async def _next(pages: AsyncGenerator[list[bytes], None], address: str) -> list[bytes] | None:
     try:
         return await anext(pages, None)
-    except (ClientError, TimeoutError) as error:
-        raise BrowseFailed(f"'{address}': {error}") from error
+    except (ClientError, ProtocolError, TimeoutError, UnicodeError) as error:
+        raise _failed(address, error) from error
 
 
-def run(work: Any) -> Any:
+def _failed(address: str, error: Exception) -> BrowseFailed:
+    return BrowseFailed(f"'{address[:300]}': {error}")
+
+
+def run(work: Any, address: str) -> Any:
+    """Do the work, which is about this address. Raises BrowseFailed."""
     try:
         return asyncio.run(work)
-    except (ClientError, TimeoutError) as error:
-        raise BrowseFailed(str(error)) from error
+    except (ClientError, ProtocolError, TimeoutError, UnicodeError) as error:
+        raise _failed(address, error) from error

@@ -4,10 +4,12 @@ A range is read to its end: an answer that is cut off, or that the endpoint ende
 that came, until nothing has come for `retry_timeout_s`. Rows are counted by their offsets: none is missing or twice.
 """
 
+import html
 import http.client
 import io
 import json
 import logging
+import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -44,6 +46,8 @@ MAX_SCHEMA_BYTES: Final = 1 << 20
 _MESSAGE_BEGINS: Final = b"\xff\xff\xff\xff"  # of Arrow's streams; then four bytes of length
 _NEEDED: Final = frozenset({"journalOffset", "op", "reason", "description"})  # to know what is missing or damaged
 _END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # of Arrow's streams: without it an answer was cut off
+_HOST: Final = re.compile(r"[^\s\x00-\x20\x7f]+")
+_DETAIL: Final = re.compile(r"<Detail>(?:SubCode=\d+\. )?(.*?)(?: TrackingId:.*)?</Detail>", re.DOTALL)
 _FINAL: Final = frozenset({400, 401, 403, 404, 405, 410})
 
 log = logging.getLogger("pyspark_peeklock")
@@ -78,17 +82,29 @@ class Endpoint:
             headers["Authorization"] = token
         if scheme == "https":
             return http.client.HTTPSConnection(host, port, timeout=SILENCE_S, context=self.access.trust()), headers
+        self.access.trust_of(tls=False)
         return http.client.HTTPConnection(host, port, timeout=SILENCE_S), headers
 
 
 def parsed_url(url: str) -> tuple[str, str, int]:
     """Scheme, host and port. Raises InvalidOption."""
+    if "@" in url:
+        raise InvalidOption("option 'httpEndpoint' has no credentials: those of the connection string are used")
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
+        (host or "").encode("idna")  # as a connection does
     except ValueError:
         host, port, parts = None, None, urlsplit("")
-    if not host or parts.scheme not in ("http", "https") or parts.path not in ("", "/") or parts.query:
+    if (
+        not host
+        or not _HOST.fullmatch(host)
+        or port == 0
+        or parts.scheme not in ("http", "https")
+        or parts.path not in ("", "/")
+        or parts.query
+        or parts.fragment
+    ):
         raise InvalidOption(f"option 'httpEndpoint' is no address such as http://localhost:5300: {url[:100]!r}")
     return parts.scheme, host, port or (443 if parts.scheme == "https" else 80)
 
@@ -226,7 +242,7 @@ class JournalClient:
             raise OutOfRetention(wanted.partition, at, _int(details.get("low")), _int(details.get("stable")))
         if wanted is not None and answer.status == 409:
             raise AnotherEpoch(wanted.partition, wanted.epoch, str(details.get("epoch"))[:64], at)
-        reason = str(details.get("error") or said.decode(errors="replace"))[:300].strip()
+        reason = str(details.get("error") or _detail(said.decode(errors="replace")))[:300].strip()
         text = f"{method} {path.partition('?')[0]}: {answer.status} {answer.reason}{': ' if reason else ''}{reason}"
         if answer.status in _FINAL:
             raise JournalRefused(text)
@@ -352,6 +368,12 @@ def _details(said: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _detail(text: str) -> str:
+    """Of an error of the service, which is XML, what is for users; else all of it."""
+    found = _DETAIL.search(text)
+    return text if found is None else html.unescape(found[1])
 
 
 def _int(value: Any) -> int:

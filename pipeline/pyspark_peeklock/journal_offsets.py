@@ -19,6 +19,7 @@ from pyspark_peeklock.errors import (
     JournalTooShort,
     OutOfRetention,
 )
+from pyspark_peeklock.options import partition_of
 from pyspark_peeklock.parts import NOTHING_CAPTURED, Captured, OffsetRange, Part, Source, parts
 
 Position = dict[str, dict[str, Any]]
@@ -114,7 +115,7 @@ def given_offsets(
             for each in states.values()
         )
     try:
-        given = {int(partition): _number(offset) for partition, offset in json.loads(text).items()}
+        given = {partition_of(partition): _number(offset) for partition, offset in json.loads(text).items()}
     except (ValueError, TypeError, AttributeError, RecursionError):
         what = 'may be earliest, latest, or JSON such as {"0": 17}'
         raise InvalidOption(f"option '{option}' {what}, not {text[:100]!r}") from None

@@ -83,7 +83,27 @@ _OF_KAFKA: Final = {
     "fetchoffset.retryintervalms": "retryTimeoutSeconds says how long the endpoint may be away",
     "kafkaconsumer.polltimeoutms": "retryTimeoutSeconds says how long the endpoint may be away",
 }
-_SECRETS: Final = ("connectionstring", "sharedaccesskey", "sharedaccesssignature", "password", "token", "sastoken")
+# Names of Kafka's clients, which its source takes with "kafka." before them, and of Event Hubs' source.
+_OF_OTHERS: Final = {
+    **dict.fromkeys(("bootstrap.servers", "security.protocol"), "connectionStringFile names the broker"),
+    **dict.fromkeys(("group.id", "auto.offset.reset", "enable.auto.commit"), "Spark's checkpoint is the position"),
+    "topics": "name the entity, or a pattern of entities, with option entity",
+    "startingposition": "say where to begin with startingOffsets or startingTimestamp",
+    "startingpositions": "say where to begin with startingOffsets or startingOffsetsByTimestamp",
+    "endingposition": "say where to end with endingOffsets or endingTimestamp",
+    "endingpositions": "say where to end with endingOffsets or endingOffsetsByTimestamp",
+    "maxeventspertrigger": "option maxMessagesPerTrigger bounds a batch",
+}
+_MAX_PATTERN: Final = 1024  # characters
+_SECRETS: Final = (
+    "connectionstring",
+    "eventhubs.connectionstring",
+    "sharedaccesskey",
+    "sharedaccesssignature",
+    "password",
+    "token",
+    "sastoken",
+)
 _MAX_INTEGER: Final = (1 << 63) - 1
 
 
@@ -92,7 +112,7 @@ class Options:
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self._values = {name.lower(): value for name, value in values.items()}
-        for name in self._values:
+        for name, value in self._values.items():
             if name in _SECRETS:
                 raise InvalidOption(
                     f"option {name!r}: credentials are no option values, because plans and logs show them; write the "
@@ -103,9 +123,16 @@ class Options:
             )
             if hint is not None:
                 raise InvalidOption(f"option {name!r} is of Spark's source for Kafka, and is not here: {hint}")
+            hint = _OF_OTHERS.get(
+                name, "this source has others, for the same things" if name[:10] == "eventhubs." else None
+            )
+            if hint is not None:
+                raise InvalidOption(f"option {name!r} is of another source, and is not here: {hint}")
             near = get_close_matches(name, _KNOWN, 1, cutoff=0.85)
             if near and name not in _KNOWN:  # Spark adds options of its own, so others cannot be refused
                 raise InvalidOption(f"there is no option {name!r}; did you mean {_KNOWN[near[0]]!r}?")
+            if name in _KNOWN:
+                _check_text(_KNOWN[name], value)
 
     def check(self, use: Use) -> None:
         """Raises InvalidOption for an option that does not count there: else it would be ignored without a word."""
@@ -117,7 +144,7 @@ class Options:
 
     def text(self, name: str, default: str | None = None) -> str | None:
         value = self._values.get(name.lower())
-        return default if value is None or not value.strip() else value.strip()
+        return default if value is None else value.strip()
 
     def required(self, name: str, what: str) -> str:
         value = self.text(name)
@@ -129,7 +156,7 @@ class Options:
         value = (self.text(name, default) or default).lower()
         found = {each.lower(): each for each in choices}.get(value)
         if found is None:
-            raise InvalidOption(f"option '{name}' may be {' or '.join(choices)}, not {value!r}")
+            raise InvalidOption(f"option '{name}' may be {' or '.join(choices)}, not {value[:100]!r}")
         return found
 
     def flag(self, name: str, default: bool) -> bool:
@@ -139,9 +166,27 @@ class Options:
         value = self.text(name)
         if value is None:
             return default
-        if not (value.isascii() and value.isdigit()) or not least <= int(value[:20]) <= most:
+        # Of more digits than any limit has, Python makes no number.
+        digits = (value.lstrip("0") or "0") if value.isascii() and value.isdigit() else ""
+        if not 0 < len(digits) < 20 or not least <= int(digits) <= most:
             raise InvalidOption(f"option '{name}' may be a whole number from {least} to {most}, not {value[:100]!r}")
-        return int(value)
+        return int(digits)
+
+
+def _check_text(name: str, value: str) -> None:
+    """Raises InvalidOption for what no option may be."""
+    if not value.strip():
+        raise InvalidOption(f"option '{name}' is empty: give it a value, or leave it out")
+    if "\0" in value or not _is_unicode(value):
+        raise InvalidOption(f"option '{name}' has characters that are no text: {value[:100]!r}")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a pair of surrogates
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +212,14 @@ class Access:
         except InvalidConnectionString as error:
             reason = str(error)
         raise InvalidOption(f"option 'connectionStringFile': {self.connection_string_file}: {reason}")
+
+    def trust_of(self, *, tls: bool) -> ssl.SSLContext | None:
+        """The authorities to trust; None without TLS, but a file that has none is refused then, too.
+
+        Raises InvalidOption.
+        """
+        found = self.trust() if tls or self.ca_file is not None else None
+        return found if tls else None
 
     def trust(self) -> ssl.SSLContext:
         """The authorities to trust with TLS. Raises InvalidOption."""
@@ -311,7 +364,7 @@ class JournalOptions:
         return cls(
             Access.of(options),
             options.text("httpEndpoint", "") or "",
-            options.text("entity"),
+            _pattern(options.text("entity")),
             options.text("startingOffsets") or ("latest" if is_stream else "earliest"),
             ending or "latest",
             starting_times,
@@ -350,11 +403,18 @@ def _times(options: Options, which: Literal["starting", "ending"]) -> Times | No
         return None
     text = options.text(by_partition) or ""
     try:
-        found = {int(partition): str(time) for partition, time in json.loads(text).items()}
+        found = {partition_of(partition): str(time) for partition, time in json.loads(text).items()}
     except (ValueError, TypeError, AttributeError, RecursionError):
         what = 'may be JSON such as {"0": "2026-01-31T12:00:00Z"}'
         raise InvalidOption(f"option '{by_partition}' {what}, not {text[:100]!r}") from None
     return Times({partition: _instant(by_partition, time) for partition, time in found.items()}, None)
+
+
+def partition_of(text: str) -> int:
+    """The number of a partition, as JSON has it as a key. Raises ValueError."""
+    if not re.fullmatch("0|[1-9][0-9]{0,9}", text):
+        raise ValueError(f"{text[:50]!r} is no number of a partition")
+    return int(text)
 
 
 _UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -368,9 +428,18 @@ def _seconds(name: str, text: str) -> float:
     return int(found[1]) * _UNITS_S[found[2]]
 
 
+def _pattern(text: str | None) -> str | None:
+    if text is not None and not (len(text) <= _MAX_PATTERN and text.isprintable()):
+        what = f"may be a pattern of 1 to {_MAX_PATTERN} printable characters"
+        raise InvalidOption(f"option 'entity' {what}, not {text[:100]!r}")
+    return text
+
+
 def _consumer(name: str | None) -> str | None:
-    if name is not None and not re.fullmatch("[A-Za-z0-9._-]{1,100}", name):
-        raise InvalidOption("option 'consumerName' must have 1 to 100 letters, digits, dots, underscores and hyphens")
+    # A name of dots alone would be a step in the path of its URL.
+    if name is not None and not re.fullmatch(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,100}", name):
+        what = "must have 1 to 100 letters, digits, dots, underscores and hyphens, and is not '.' or '..'"
+        raise InvalidOption(f"option 'consumerName' {what}: {name[:100]!r}")
     return name
 
 

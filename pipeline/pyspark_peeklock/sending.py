@@ -25,6 +25,7 @@ from protocol.client.errors import (
     MessageRefused,
 )
 from protocol.client.links import Sender
+from protocol.errors import ProtocolError
 from pyspark_peeklock.bad_rows import message_of, place_of
 from pyspark_peeklock.encoding import CHUNK_BYTES, Payload, Unfit, payloads, sections, too_large, unfit
 from pyspark_peeklock.errors import SendFailed, UnfitRow
@@ -269,11 +270,13 @@ class _Outbox:
                 self._check_patience(error)
                 await asyncio.sleep(self._pause_s)
                 self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+            except (ProtocolError, UnicodeError) as error:  # the address is none
+                self._fail(error, None, address)
 
     async def _attached(self, address: str) -> Sender:
         if self._connection is None or self._connection.closed:
             target = self._options.access.connection_string()
-            trust = self._options.access.trust() if target.tls else None
+            trust = self._options.access.trust_of(tls=target.tls)
             timeout_s = min(30.0, self._options.send_timeout_s)
             self._connection = await connect_to(target, tls=trust, timeout_s=timeout_s)
             self._senders.clear()
@@ -296,7 +299,7 @@ class _Outbox:
 
     def _fail(self, error: BaseException, parcel: _Parcel | None, address: str = "") -> NoReturn:
         if parcel is None:
-            raise SendFailed(f"'{address}': {error}; {self._known()}") from error
+            raise SendFailed(f"'{address[:300]}': {error}; {self._known()}") from error
         what = f"rows {parcel.first_row} to {parcel.last_row} of this task were refused by '{parcel.address}': {error}"
         raise SendFailed(f"{what}; {self._known()}") from error
 

@@ -25,8 +25,9 @@ def main() -> int:
         startingOffsets="earliest",
         maxMessagesPerTrigger="2000",
         minPartitions="2",
-        capturePath=arguments.capture or "",
     )
+    if arguments.capture is not None:
+        source = source.option("capturePath", arguments.capture)
     enqueued = source.load().where("op = 'enqueued' and entity = 'orders'").drop("messageId")
     sink = enqueued.writeStream.format("peeklock").options(connectionStringFile=arguments.secret, entity="copies")
     sink = sink.option("checkpointLocation", arguments.checkpoint)

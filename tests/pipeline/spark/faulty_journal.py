@@ -74,6 +74,7 @@ class Journal:
     max_rows: int = 1 << 40
     batch_rows: int = 100
     token: str = "SharedAccessSignature "
+    refusal: dict | bytes = field(default_factory=lambda: {"error": "no token"})  # of others
     requests: list = field(default_factory=list)
 
 
@@ -109,7 +110,7 @@ def answer(handler, journal):
     url = urlsplit(handler.path)
     query = {name: values[0] for name, values in parse_qs(url.query).items()}
     if not handler.headers.get("Authorization", "").startswith(journal.token):
-        return say(handler, 401, {"error": "no token"})
+        return say(handler, 401, journal.refusal)
     if url.path == "/$journal":
         return say(handler, 200, {"namespace": "ns", "partitions": [*map(state_of, journal.partitions.items())]})
     number = int(unquote(url.path).removeprefix("/$journal/"))
@@ -197,7 +198,7 @@ def time_of(offset):
 
 
 def say(handler, status, details):
-    said = json.dumps(details).encode()
+    said = details if isinstance(details, bytes) else json.dumps(details).encode()
     handler.send_response(status)
     handler.send_header("Content-Type", "application/json")
     handler.send_header("Content-Length", str(len(said)))

@@ -86,6 +86,19 @@ def test_a_target_is_needed_and_is_not_the_entity_that_a_row_came_from():
         (SinkOptions, {**SECRET, "maxInFlight": "0"}, "'maxInFlight' may be a whole number from 1 to 1000, not '0'"),
         (SinkOptions, {**SECRET, "maxInFlight": "9" * 5000}, "'maxInFlight' may be"),
         (SinkOptions, {**SECRET, "maxInFlight": "\u0663"}, "'maxInFlight' may be"),
+        (SinkOptions, {**SECRET, "maxInFlight": "1".zfill(20) + "0" * 9}, "'maxInFlight' may be .* to 1000, not '0000"),
+        (SinkOptions, {**SECRET, "maxInFlight": "1".zfill(20) + "0" * 5000}, "'maxInFlight' may be"),
+        (SinkOptions, {**SECRET, "entity": " "}, "'entity' is empty: give it a value, or leave it out"),
+        (JournalOptions, {**SECRET, "entity": ""}, "'entity' is empty"),
+        (JournalOptions, {**SECRET, "entity": "a\0b"}, "'entity' has characters that are no text"),
+        (JournalOptions, {**SECRET, "capturePath": "/a\ud800"}, r"'capturePath' has .* no text: '/a\\ud800'"),
+        (JournalOptions, {**SECRET, "entity": "x" * 1025}, "'entity' may be a pattern of 1 to 1024 printable"),
+        (JournalOptions, {**SECRET, "entity": "a\tb"}, "'entity' may be a pattern"),
+        (JournalOptions, {**SECRET, "startingOffsetsByTimestamp": '{"0_0": 1}'}, "may be JSON such as"),
+        (JournalOptions, {**SECRET, "startingOffsetsByTimestamp": '{"-1": 1}'}, "may be JSON such as"),
+        (JournalOptions, {**SECRET, "group.id": "x"}, "is of another source, .*: Spark's checkpoint is the position"),
+        (JournalOptions, {**SECRET, "maxEventsPerTrigger": "5"}, "another source, .* maxMessagesPerTrigger bounds"),
+        (JournalOptions, {**SECRET, "eventhubs.connectionString": "x"}, "credentials are no option values"),
         (SinkOptions, {**SECRET, "idFromPosition": "true"}, "may be queryId/batch/partition/row, not 'true'"),
         (BrowseOptions, SECRET, "option 'entity' is missing"),
         (BrowseOptions, {**SECRET, "entity": "q", "subQueue": "dead"}, "'subQueue' may be active or deadletter"),
@@ -164,7 +177,7 @@ def test_options_that_kafkas_users_know_are_taken():
     assert found.starting_times.of(3).year == 1970
 
 
-@pytest.mark.parametrize("name", ["a b", "a/b", "a" * 101, "n\u00e4me"])
+@pytest.mark.parametrize("name", ["a b", "a/b", ".", "..", "a" * 101, "n\u00e4me"])
 def test_a_consumer_has_a_plain_name(name):
     with pytest.raises(InvalidOption, match="option 'consumerName' must have 1 to 100 letters"):
         JournalOptions.of(Options({**SECRET, "consumerName": name}), is_stream=True)

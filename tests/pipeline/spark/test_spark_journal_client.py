@@ -151,12 +151,35 @@ def test_what_a_repetition_does_not_change_is_said_at_once(client, journal):
         offsets(client, 0, 10, partition=1)
 
 
+def test_a_refusal_has_the_text_for_users(client, journal):
+    journal.token = "other"
+    journal.refusal = (
+        b"<Error><Code>401</Code><Detail>SubCode=40100. No right for &lt;orders&gt;. TrackingId:1_G0, "
+        b"Timestamp:2026-01-31T07:30:00</Detail></Error>"
+    )
+    with pytest.raises(JournalRefused, match=r"401 Unauthorized: No right for <orders>\.$"):
+        client.states()
+
+
+def test_an_authority_that_is_none_is_refused_also_without_tls(tmp_path):
+    (tmp_path / "secret").write_text("Endpoint=sb://h;UseDevelopmentEmulator=true")
+    access = Access(str(tmp_path / "secret"), "/dev/null")
+    with pytest.raises(InvalidOption, match="option 'caFile': /dev/null"):
+        Endpoint(access, "http://h", 1).connect()
+
+
 def test_an_endpoint_that_is_away_is_named(tmp_path):
     with pytest.raises(JournalUnreachable, match=r"nothing has come for 0 s .*Connection refused"):
         client_of(tmp_path, "http://127.0.0.1:9", 0.2).states()
 
 
-@pytest.mark.parametrize("url", ["localhost:5300", "ftp://h", "http://h/path", "http://", "http://h:99999", "//[::1"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("localhost:5300", "ftp://h", "http://h/path", "http://", "http://h:99999", "//[::1", "http://h:0"),
+        *("http://h#part", "http://two words", "http://a..b", f"http://{'a' * 64}", "http://user:key@h"),
+    ],
+)
 def test_addresses_that_are_none_are_refused(url):
     with pytest.raises(InvalidOption, match="httpEndpoint"):
         parsed_url(url)

@@ -189,7 +189,23 @@ def test_a_checkpoint_behind_the_end_is_refused_but_of_another_epoch_or_partitio
 
 
 @pytest.mark.parametrize(
-    "text", ["", "newest", "[]", "5", '{"0": -1}', '{"0": "1"}', '{"0": 1.5}', '{"x": 1}', '{"2": 1}', "[" * 100_000]
+    "text",
+    [
+        "",
+        "newest",
+        "[]",
+        "5",
+        '{"0_0": 1}',
+        '{" 0": 1}',
+        '{"00": 1}',
+        '{"' + "9" * 4000 + '": 1}',
+        '{"0": -1}',
+        '{"0": "1"}',
+        '{"0": 1.5}',
+        '{"x": 1}',
+        '{"2": 1}',
+        "[" * 100_000,
+    ],
 )
 def test_offsets_that_make_no_sense_are_refused(text):
     with pytest.raises(InvalidOption, match="option 'startingOffsets'"):

@@ -17,10 +17,11 @@ from protocol.client.messages import Message, value_section
 from protocol.codec import Float, Symbol, Timestamp, UInt, ULong
 from protocol.message.intake import take_apart
 from pyspark_peeklock import whole
-from pyspark_peeklock.errors import JournalRefused, UnfitRow
+from pyspark_peeklock.browse import BrowseReader
+from pyspark_peeklock.errors import BrowseFailed, JournalRefused, SendFailed, UnfitRow
 from pyspark_peeklock.identity import Identities
 from pyspark_peeklock.journal import JournalReader
-from pyspark_peeklock.options import JournalOptions, Options, SinkOptions
+from pyspark_peeklock.options import BrowseOptions, JournalOptions, Options, SinkOptions
 from pyspark_peeklock.rows import SCHEMA
 from pyspark_peeklock.sending import send_rows
 from storage import records as stored
@@ -159,6 +160,15 @@ def test_rows_that_do_not_fit_are_in_a_queue_of_their_own(broker):
     take_all(broker, "copies", 1)
     later = {each.application_properties["journalOffset"]: each.message_id for each in take_all(broker, "bad", 3)}
     assert later == {offset: ids[offset] for offset in (11, 13, 14)}, "duplicates can be detected by their ids"
+
+
+@pytest.mark.parametrize("address", ["x" * 300, "a\tb"])
+def test_an_address_that_is_none_is_named(broker, address):
+    columns = {"messageId": pa.array(["1"]), "body": pa.array([b"x"])}
+    with pytest.raises(SendFailed, match=f"'{address}': .*(260 characters|control characters).*; 0 rows of this task"):
+        send(broker, [columns], entity=address)
+    with pytest.raises(BrowseFailed, match=f"'{address}': .*(260 characters|control characters)"):
+        BrowseReader(BrowseOptions.of(options(broker, entity=address)), SCHEMA).partitions()
 
 
 def test_a_message_too_large_for_its_target_is_a_bad_row(broker):
