@@ -34,6 +34,7 @@ from storage.log.reading import LogDamaged
 from storage.log.snapshot import Snapshot
 from storage.store import StoreError
 from storage.verification import verify_snapshot
+from storage.wording import counted
 
 WORK = "restoring"  # a folder in such a directory, with what is done so far
 
@@ -58,7 +59,8 @@ class BackupDamaged(MaintenanceError):
     """The backup did not pass `verify`; `report` says what is wrong with it."""
 
     def __init__(self, path: Path, report: "Report") -> None:
-        super().__init__(f"{path}: {report.problem_count} problems found, not restored; `peeklock verify` lists them")
+        found = counted(report.problem_count, "problem")
+        super().__init__(f"{path}: {found} found, not restored; `peeklock verify` lists them")
         self.path, self.report = path, report
 
 

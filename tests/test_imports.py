@@ -153,7 +153,7 @@ MAY_IMPORT = {
     },
     "pipeline": {"protocol", "pipeline"},
     # Reports, on whatever machine runs Spark: they read captures, and no broker's stores.
-    "pipeline.jobs": {"pipeline.jobs", "pyspark_peeklock", "storage.capture"},
+    "pipeline.jobs": {"pipeline.jobs", "pyspark_peeklock", "storage.capture", "storage.wording"},
     "pipeline.jobs.auditing.bodies": {"pipeline.jobs", "storage.records"},
     "pipeline.jobs.running": {"pipeline.jobs", "pyspark_peeklock", "protocol.client.errors"},
     # Those that change data are clients of a broker, as commands are.
@@ -168,6 +168,7 @@ MAY_IMPORT = {
         "protocol.client",
         "protocol.conditions",
         "pyspark_peeklock",
+        "storage.wording",
     },
     "pipeline.jobs.changing.draining": {
         "broker.logging",
@@ -176,6 +177,7 @@ MAY_IMPORT = {
         "protocol.client",
         "protocol.conditions",
         "pyspark_peeklock",
+        "storage.wording",
     },
     "pipeline.jobs.auditing.presence": {"pipeline.jobs", "protocol.client", "pyspark_peeklock"},
     "pipeline.jobs.changing.repairing": {"broker.cli.messages", "protocol", "pyspark_peeklock"},
@@ -303,6 +305,7 @@ PURE = (
     "storage.journal.rows",
     "storage.queue_ids",
     "storage.records",
+    "storage.wording",
 )
 NOT_PURE = {
     "protocol.engine.proton": {"threading", "ctypes"},  # each thread has a buffer; a function that cffi does not know

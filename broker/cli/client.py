@@ -26,6 +26,7 @@ from broker.cli.progress import progress
 from broker.cli.taking.wishes import SessionOption
 from broker.cli.target import CaFileOption, ConnectionStringOption, parsed
 from broker.printable import printable
+from storage import wording
 
 if TYPE_CHECKING:
     from protocol.client.connection import Connection
@@ -188,7 +189,7 @@ def sessions(
     else:
         for each in found:
             typer.echo(printable(each))
-        typer.echo(f"{len(found)} session{'' if len(found) == 1 else 's'} in {queue}", err=True)
+        typer.echo(f"{wording.counted(len(found), 'session')} in {queue}", err=True)
 
 
 @app.command()

@@ -26,6 +26,7 @@ from broker.cli.target import CaFileOption, ConnectionStringOption, HttpEndpoint
 from broker.printable import printable, printable_lines
 from broker.settings.config import ConfigurationError, Settings
 from broker.settings.sources import CLUSTER_FLAGS, FLAGS, Loaded, leaves, load
+from storage.wording import counted
 
 if TYPE_CHECKING:
     from storage.maintenance import Report
@@ -361,8 +362,9 @@ def _print_report(path: Path, report: "Report") -> None:
     for partition in report.partitions:
         records = partition.records
         typer.echo(
-            f"partition {partition.partition}: {records[Table.MESSAGES]} messages, {records[Table.QUEUE]} entries in "
-            f"queues, {records[Table.QUARANTINE]} in quarantine, {partition.problems.total()} problems"
+            f"partition {partition.partition}: {counted(records[Table.MESSAGES], 'message')}, "
+            f"{counted(records[Table.QUEUE], 'entry', 'entries')} in queues, "
+            f"{records[Table.QUARANTINE]} in quarantine, {counted(partition.problems.total(), 'problem')}"
         )
         for finding in partition.findings:
             typer.echo(f"  {finding.problem}: {finding.text}")
@@ -370,7 +372,7 @@ def _print_report(path: Path, report: "Report") -> None:
             typer.echo(f"  and {unlisted} more")
     for torn in report.torn:
         typer.echo(f"note: {torn}")
-    typer.echo(f"{path}: {'ok' if report.ok else f'{report.problem_count} problems'}")
+    typer.echo(f"{path}: {'ok' if report.ok else counted(report.problem_count, 'problem')}")
 
 
 @app.command()
@@ -385,7 +387,7 @@ def backup(
     with _failures():
         source = _load(config, data_dir=data_dir).settings.data_dir
         copied_bytes = back_up(source, destination)
-    typer.echo(f"{destination}: {copied_bytes} bytes backed up from {source}")
+    typer.echo(f"{destination}: {counted(copied_bytes, 'byte')} backed up from {source}")
 
 
 @app.command()
@@ -538,8 +540,8 @@ def check(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
         "topic": len(settings.topics),
         "subscription": sum(len(topic.subscriptions) for topic in settings.topics),
     }
-    declared = ", ".join(f"{count} {name}{'' if count == 1 else 's'}" for name, count in counts.items())
-    typer.echo(f"ok: {len(loaded.origins)} settings given; declared: {declared}")
+    declared = ", ".join(counted(count, name) for name, count in counts.items())
+    typer.echo(f"ok: {counted(len(loaded.origins), 'setting')} given; declared: {declared}")
 
 
 @config_app.command()

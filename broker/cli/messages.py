@@ -11,6 +11,7 @@ import typer
 
 from broker.cli.ending import WRONG_USE, fail
 from broker.printable import json_text
+from storage import wording
 
 if TYPE_CHECKING:
     from protocol.client.messages import Message
@@ -46,7 +47,7 @@ def is_dead_letter(address: str) -> bool:
 
 
 def counted(count: int) -> str:
-    return f"{count} message{'' if count == 1 else 's'}"
+    return wording.counted(count, "message")
 
 
 class State(StrEnum):

@@ -16,6 +16,7 @@ from storage.capture.errors import CaptureError, DamagedFile, InvalidPlace
 from storage.capture.inventory import Expected, inventory
 from storage.capture.manifest import DataFile, State, TableName
 from storage.capture.place import Place
+from storage.wording import plural
 
 THREADS: Final = 8  # files that the driver reads at once, where it is the only machine
 
@@ -58,8 +59,8 @@ class Manifest(NamedTuple):
         told = f"a capture of the namespace {state.namespace!r}, id {state.namespace_id or 'not known'}"
         if not state.written_ms:
             return told
-        minutes = max(0.0, (time.time() if now_s is None else now_s) - state.written_ms / 1000) / 60
-        return f"{told}; the newest entry of its manifest is {minutes:,.0f} minutes old"
+        minutes = round(max(0.0, (time.time() if now_s is None else now_s) - state.written_ms / 1000) / 60)
+        return f"{told}; the newest entry of its manifest is {minutes:,} {plural(minutes, 'minute')} old"
 
     def files(self, table: TableName, behind: Mapping[tuple[int, str], int] | None = None) -> list[DataFile]:
         """Those of a table that count, oldest hour first.

@@ -38,6 +38,7 @@ from protocol import conditions
 from protocol.client.connection import connect_to
 from protocol.client.errors import LinkDetached
 from pyspark_peeklock.options import Access
+from storage.wording import plural
 
 TELL_S: Final = 10.0
 CONNECT_S: Final = 10.0
@@ -107,7 +108,7 @@ def _telling(spark: SparkSession, count: int) -> Iterator[None]:
         while not ended.wait(TELL_S):
             jobs = filter(None, map(tracker.getJobInfo, tracker.getJobIdsForGroup(group)))
             stages = filter(None, (tracker.getStageInfo(stage) for job in jobs for stage in job.stageIds))
-            running.say(f"{sum(stage.numCompletedTasks for stage in stages)} of {count} queues are done")
+            running.say(f"{sum(stage.numCompletedTasks for stage in stages)} of {counted(count, 'queue')} done")
 
     thread = threading.Thread(target=tell, daemon=True)
     thread.start()
@@ -151,7 +152,7 @@ def _job(arguments: Sequence[str]) -> int:
     if options.apply:
         rate = None if options.rate is None else options.rate / len(queues)
         plan = Plan(accesses[0], accesses[1], found, rate, options.wait_for_lease, options.patience)
-        with running.step(f"draining {len(queues)} backlog queues of {name}"):
+        with running.step(f"draining {counted(len(queues), 'backlog queue')} of {name}"):
             results = drained(spark, plan)
         after = _survey(spark, accesses[1], queues, options.output, "after")
         table = spark.createDataFrame([_row(each) for each in results], QUEUES_SCHEMA)
@@ -215,9 +216,7 @@ def report(name: str, before: DataFrame, after: DataFrame, results: Sequence[Dra
             "plain",
         )
     else:
-        text = (
-            f"{counted(moved, 'message')} moved to {name}, {left:,} {'is' if left == 1 else 'are'} left in its backlog."
-        )
+        text = f"{counted(moved, 'message')} moved to {name}, {left:,} {plural(left, 'is', 'are')} left in its backlog."
         text += f" {dead.total():,} dead-lettered." if dead else ""
         if undone:
             text += f" {len(undone)} of {counted(len(results), 'queue')} not drained to the end."

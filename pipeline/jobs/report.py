@@ -8,6 +8,8 @@ from typing import Any, Final, NamedTuple
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
+from storage.wording import plural
+
 _NOT_PRINTED: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _COLUMN_NAME: Final = re.compile("[a-z]+([A-Z][a-z]*)*")
 MAX_CELL_CHARACTERS: Final = 500
@@ -103,7 +105,7 @@ def _digits(value: float) -> str:
 
 def counted(count: int, one: str, many: str = "") -> str:
     """ "1 message", "2,000 messages"; `many` where it is not `one` with an s."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+    return f"{count:,} {plural(count, one, many)}"
 
 
 def labels(places: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:

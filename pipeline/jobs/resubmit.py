@@ -252,7 +252,7 @@ def _job(arguments: Sequence[str]) -> int:
 def _apply(plan: DataFrame, access: Access, work: Work, counts: Counts) -> Outcome:
     again = f"Run it again with the same --round {work.round}: what is sent twice has the same id"
     try:
-        with running.step(f"sending {counts.valid} messages to {work.target}"):
+        with running.step(f"sending {counted(counts.valid, 'message')} to {work.target}"):
             send(plan, access, work.target, counts.valid)
     except (PySparkException, Py4JJavaError) as error:
         raise NotDone(f"{running.told(error)}. No dead letter was completed. {again}.") from error

@@ -30,6 +30,7 @@ from pipeline.jobs import plots, running
 from pipeline.jobs.auditing.identities import is_accepted
 from pipeline.jobs.ledger import kept, normalized
 from pipeline.jobs.report import Headline, Report, Section, Table, counted, labels
+from storage.wording import plural
 
 OPERATION_BYTES: Final = 64 << 10
 # The names that a pairing gives its backlog queues: of the primary, then this, then an index.
@@ -209,9 +210,9 @@ def report(used: DataFrame, drained: DataFrame, prices: Prices | None) -> Report
     ]
     text = f"{counted(total['operations'], 'operation')}: {counted(total['sends'], 'send')} and "
     text += f"{counted(total['receives'], 'receive')}."
-    headline = Headline(total["operations"], "operation" if total["operations"] == 1 else "operations")
+    headline = Headline(total["operations"], plural(total["operations"], "operation"))
     if prices is not None:
-        text += f" {'It costs' if total['operations'] == 1 else 'They cost'} {total['cost']:,.2f} {prices.currency}."
+        text += f" {plural(total['operations'], 'It costs', 'They cost')} {total['cost']:,.2f} {prices.currency}."
         headline = Headline(
             f"{total['cost']:,.2f} {prices.currency}", f"for {counted(total['operations'], 'operation')}"
         )

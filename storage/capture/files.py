@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from xxhash import xxh3_64_hexdigest
 
+from storage import wording
 from storage.capture.errors import DamagedFile, MissingFile
 from storage.capture.manifest import DataFile, Position, Range, path_of
 from storage.capture.place import Place
@@ -102,7 +103,7 @@ def require_counted(place: Place, file: DataFile, counted: Mapping[Position, Ran
     """That these are the rows that the manifest says. Raises DamagedFile."""
     rows = sum(each.rows for each in counted.values())
     if rows != file.rows:
-        raise DamagedFile(place.uri(file.path), f"has {rows} rows, not {file.rows}")
+        raise DamagedFile(place.uri(file.path), f"has {wording.counted(rows, 'row')}, not {file.rows}")
     if counted != {each.position: each for each in file.ranges}:
         raise DamagedFile(place.uri(file.path), "has other rows than the manifest says")
 
@@ -148,7 +149,7 @@ def read_all(place: Place, file: DataFile) -> pa.Table:
     _require(place, file, content.size, xxh3_64_hexdigest(content))
     rows = _table(place, file, pa.BufferReader(content), SCHEMAS[file.table].names, None)
     if len(rows) != file.rows:
-        raise DamagedFile(place.uri(file.path), f"has {len(rows)} rows, not {file.rows}")
+        raise DamagedFile(place.uri(file.path), f"has {wording.counted(len(rows), 'row')}, not {file.rows}")
     return rows
 
 

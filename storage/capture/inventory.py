@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from storage.capture.manifest import Position, State, TableName
+from storage.wording import counted
 
 
 class Span(NamedTuple):
@@ -65,11 +66,12 @@ def contradictions(state: State) -> Iterator[str]:
     spans: dict[Position, list[Span]] = defaultdict(list)
     rows: dict[Position, int] = defaultdict(int)
     for file in state.files.values():
-        if sum(each.rows for each in file.ranges) != file.rows:
-            yield f"{file.path}: has {file.rows} rows, and its ranges have {sum(each.rows for each in file.ranges)}"
+        in_ranges = sum(each.rows for each in file.ranges)
+        if in_ranges != file.rows:
+            yield f"{file.path}: has {counted(file.rows, 'row')}, and its ranges have {in_ranges}"
         for each in file.ranges:
             if not 0 < each.rows <= each.last - each.first + 1:
-                yield f"{file.path}: {each.rows} rows cannot have the offsets {each.first} to {each.last}"
+                yield f"{file.path}: {counted(each.rows, 'row')} cannot have the offsets {each.first} to {each.last}"
             known = expected.get(each.position)
             if known is None:
                 yield f"{file.path}: {_named(each.position)} is not what was captured"
@@ -86,7 +88,7 @@ def contradictions(state: State) -> Iterator[str]:
         for span in missing:
             yield f"{_named(position)}: {span} are in no file"
         if not missing and rows[position] != known.rows:
-            yield f"{_named(position)}: files have {rows[position]} rows, and {known.rows} were captured"
+            yield f"{_named(position)}: files have {counted(rows[position], 'row')}, captured: {known.rows}"
 
 
 def behind(state: State, told: Mapping[Position, int]) -> Iterator[str]:

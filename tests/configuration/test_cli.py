@@ -415,7 +415,7 @@ def test_a_damaged_data_directory_is_exit_code_one_and_says_where(peeklock, data
     result = peeklock("verify", data_dir)
     assert result.exit_code == 1
     assert "  unreadable-store: " in result.stdout
-    assert f"{data_dir}: 1 problems" in result.stdout
+    assert f"{data_dir}: 1 problem\n" in result.stdout
 
 
 def test_a_backup_can_be_restored(peeklock, data_dir, tmp_path):

@@ -444,7 +444,7 @@ def test_a_damaged_backup_is_not_restored(tmp_path: Path) -> None:
     backup(tmp_path / "data", tmp_path / "copy")
     file = partition_path(tmp_path / "copy", 1) / DATA_FILE
     file.write_bytes(file.read_bytes().replace(b"first body", b"worst body"))
-    with pytest.raises(BackupDamaged, match="1 problems found") as caught:
+    with pytest.raises(BackupDamaged, match="1 problem found") as caught:
         restore(tmp_path / "copy", tmp_path / "restored")
     assert caught.value.report.problem_count == 1
     assert not (tmp_path / "restored").exists()

@@ -12,6 +12,7 @@ from broker.cli.pairing.options import LogLevelOption, OpsHostOption, OpsPortOpt
 from broker.cli.quantities import people_size, size_in
 from broker.cli.target import CaFileOption, ConnectionStringOption, HttpEndpointOption, http_address, parsed, trusted
 from broker.settings.config import LogLevel
+from storage.wording import counted
 
 if TYPE_CHECKING:
     from storage.capture.writing import CaptureOptions
@@ -127,7 +128,9 @@ def capture(
         print_json({"rows": told.rows, "files": told.files, "bytes": told.bytes, "lost": told.lost_rows})
     else:
         lost = f", {told.lost_rows} lost" if told.lost_rows else ""
-        typer.echo(f"{told.rows} rows captured in {told.files} files of {people_size(told.bytes)}{lost}")
+        typer.echo(
+            f"{counted(told.rows, 'row')} captured in {counted(told.files, 'file')} of {people_size(told.bytes)}{lost}"
+        )
 
 
 def _options(file_size: str, memory: str, roll_time: str, compact_after: str, keep: str) -> "CaptureOptions":

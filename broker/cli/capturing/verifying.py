@@ -11,6 +11,7 @@ from broker.cli.progress import progress
 from broker.cli.quantities import people_duration, people_size
 from broker.cli.target import http_address, parsed, trusted
 from broker.namespace.durations import format_duration
+from storage.wording import counted
 
 if TYPE_CHECKING:
     from storage.capture.checking import Checked
@@ -67,8 +68,7 @@ def _print(url: str, found: "Checked", now_ms: int, *, broker_asked: bool) -> No
     unlisted = max(0, len(found.findings) - MAX_LISTED) + max(0, len(found.notes) - MAX_LISTED)
     if unlisted:
         typer.echo(f"and {unlisted} more")
-    count = len(found.findings)
-    typer.echo(f"{url}: {'ok' if found.ok else '1 problem' if count == 1 else f'{count} problems'}")
+    typer.echo(f"{url}: {'ok' if found.ok else counted(len(found.findings), 'problem')}")
 
 
 def _print_manifest(found: "Checked", state: "State", now_ms: int, *, broker_asked: bool) -> None:
@@ -78,14 +78,15 @@ def _print_manifest(found: "Checked", state: "State", now_ms: int, *, broker_ask
         age = f", the newest {people_duration(format_duration(seconds * 1000))} old"
     told = "the broker was asked whether there were newer ones" if broker_asked else "the broker was not asked"
     typer.echo(
-        f"namespace {state.namespace}, id {state.namespace_id or 'not known'}: {found.entries} entries of the "
-        f"manifest{age}; {told}"
+        f"namespace {state.namespace}, id {state.namespace_id or 'not known'}: "
+        f"{counted(found.entries, 'entry', 'entries')} of the manifest{age}; {told}"
     )
     for each in found.expected:
         typer.echo(
-            f"partition {each.partition}, epoch {each.epoch}: {each.rows} rows, offsets {each.first} to {each.next - 1}"
+            f"partition {each.partition}, epoch {each.epoch}: {counted(each.rows, 'row')}, offsets {each.first} to "
+            f"{each.next - 1}"
         )
         for gap in each.gaps:
             typer.echo(f"  not captured, since they were lost before: {gap}")
     size_bytes = sum(file.bytes for file in state.files.values())
-    typer.echo(f"{len(state.files)} files of {people_size(size_bytes)}")
+    typer.echo(f"{counted(len(state.files), 'file')} of {people_size(size_bytes)}")

@@ -11,6 +11,7 @@ from broker.cli.quantities import people_duration
 from broker.namespace.durations import format_duration
 from broker.pairing import costs
 from broker.pairing.options import MAX_BACKLOG_QUEUES, InvalidPairing, PairingOptions
+from storage.wording import counted
 
 MAX_MESSAGES: Final = 10**15
 MAX_NUMBER: Final = 10**6  # of entities, and of clients
@@ -91,10 +92,14 @@ def cost(
         ("IN", "WHAT", "OPERATIONS"),
         [
             (in_outage, "pings", of_outage.pings),
-            (in_outage, f"{messages} messages, {costs.OPERATIONS_PER_MESSAGE} operations each", of_outage.messages),
+            (
+                in_outage,
+                f"{counted(messages, 'message')}, {costs.OPERATIONS_PER_MESSAGE} operations each",
+                of_outage.messages,
+            ),
             (in_outage, "all", of_outage.total),
             ("an hour", "polls of the syphon", hour),
             ("a day", "polls of the syphon", day),
-            (f"{days} day{'' if days == 1 else 's'}", "polls of the syphon", of_days),
+            (counted(days, "day"), "polls of the syphon", of_days),
         ],
     )

@@ -32,6 +32,7 @@ from protocol.client.links import Received, Receiver
 from protocol.client.messages import Message
 from protocol.client.requests import Management
 from protocol.client.session_receiver import SessionReceiver
+from storage import wording
 
 BATCH: Final = 100  # messages received at once
 # Messages handled at once; then as many as take about a second, because their locks are not renewed meanwhile.
@@ -230,7 +231,7 @@ class Taking:
             names = [repr(printable(each)) for each in list(self._held_sessions)[:SHOWN_SESSIONS]]
             if len(self._held_sessions) > SHOWN_SESSIONS:
                 names.append("...")
-            what = "a session" if len(self._held_sessions) == 1 else f"{len(self._held_sessions)} sessions"
+            what = wording.plural(len(self._held_sessions), "a session", f"{len(self._held_sessions)} sessions")
             messages = counted(sum(self._held_sessions.values()))
             texts.append(f"{messages} in {what} that other receivers hold: {', '.join(names)}")
         return texts

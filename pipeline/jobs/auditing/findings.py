@@ -12,6 +12,7 @@ from pipeline.jobs.auditing.moves import MOVE_FAULTS
 from pipeline.jobs.auditing.offsets import Offsets
 from pipeline.jobs.auditing.verdicts import FAULTS, Judged
 from pipeline.jobs.report import counted
+from storage.wording import plural
 
 
 class Audit(NamedTuple):
@@ -120,13 +121,13 @@ def verdict_text(numbers: Summary, compared: Compared = Compared.NOTHING) -> tup
 
 def _reservations(numbers: Summary) -> Iterator[str]:
     if numbers.gaps:
-        many = "a gap" if numbers.gaps == 1 else f"{numbers.gaps:,} gaps"
+        many = plural(numbers.gaps, "a gap", f"{numbers.gaps:,} gaps")
         rows = f" of {counted(numbers.missing, 'row')}" if numbers.missing else ""
         yield f"The ledger has {many}{rows}: what happened there is not known, and is called no fault."
     if numbers.cut:
         yield "The newest entries of the manifest are gone: the broker was told that more is captured."
     if backward := numbers.problems["backward"]:
-        yield f"Times go back in {'a row' if backward == 1 else f'{backward:,} rows'}."
+        yield f"Times go back in {plural(backward, 'a row', f'{backward:,} rows')}."
 
 
 def _verdict(numbers: Summary) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from pipeline.jobs.auditing import bodies
 from pipeline.jobs.auditing.findings import Audit, Compared, Summary, verdict_text
 from pipeline.jobs.auditing.verdicts import FAULTS, VERDICTS
 from pipeline.jobs.report import Headline, Report, Section, Table, labels
+from storage.wording import plural
 
 SHOWN_ROWS: Final = 200
 SHOWN_QUEUES: Final = 12
@@ -101,13 +102,13 @@ def report(found: Audit, numbers: Summary, compared: Compared, source: str) -> R
 def _headline(numbers: Summary) -> Headline:
     """What the reader has to look at; if there is nothing, how many messages are accounted for."""
     if numbers.faults:
-        return Headline(numbers.faults, "fault" if numbers.faults == 1 else "faults")
+        return Headline(numbers.faults, plural(numbers.faults, "fault"))
     if numbers.undecided:
         return Headline(numbers.undecided, "could not be decided")
     if numbers.gaps:
-        return Headline(numbers.gaps, "gap in the ledger" if numbers.gaps == 1 else "gaps in the ledger")
+        return Headline(numbers.gaps, plural(numbers.gaps, "gap in the ledger", "gaps in the ledger"))
     total = numbers.messages.total()
-    return Headline(total, "message accounted for" if total == 1 else "messages accounted for")
+    return Headline(total, plural(total, "message accounted for", "messages accounted for"))
 
 
 def _plots(numbers: Summary) -> list[str]:

@@ -28,6 +28,7 @@ from protocol import conditions
 from protocol.client.connection import Connection, connect_to
 from protocol.client.errors import ClientError
 from pyspark_peeklock.options import Access
+from storage.wording import counted
 
 log = get_logger("drain")
 
@@ -147,7 +148,9 @@ class _Draining:
             await self._work.run()
             if not self._is_stuck:
                 return End.DRAINED
-            deferred = f"{self._state.deferred} messages wait for destinations that take none now"
+            count = self._state.deferred
+            waiting = counted(count, "message waits", "messages wait")
+            deferred = f"{waiting} for destinations that take none now"
             self._text = deferred if self._primary.is_up else "the primary is away"
             return End.STUCK
         finally:
