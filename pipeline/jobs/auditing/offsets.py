@@ -101,11 +101,16 @@ class Log(NamedTuple):
 
 
 class Offsets(NamedTuple):
-    """What a ledger has of each partition. `rows` are its rows, with `generation` in place of `epoch`, and `queue`."""
+    """What a ledger has of each partition. `rows` are its rows, with `generation` in place of `epoch`, and `queue`.
+
+    `foreign`: of epochs that the manifest does not know; their rows are not in `rows`. `ended`: of epochs without
+    rows, which a restore had ended for the audit before.
+    """
 
     rows: DataFrame
     logs: list[Log]
-    foreign: list[Log] = []  # of epochs that the manifest does not know; their rows are not in `rows`
+    foreign: list[Log] = []
+    ended: list[Log] = []
 
     @property
     def is_uncut(self) -> bool:
@@ -122,7 +127,7 @@ class Offsets(NamedTuple):
             _of_log(log)
             | {"low": log.low, "end": log.end, "rows": log.rows, "segments": log.segments, "isWhole": is_whole}
             | {"firstTime": log.first_time, "lastTime": log.last_time}
-            for log in self.logs
+            for log in (*self.ended, *self.logs)
         ]
         return local_table(self.rows.sparkSession, rows, _LOGS)
 
@@ -230,30 +235,37 @@ def offsets_of(
             )
             foreign.append(_log(row, -1, row.low, row.end, [foreign_epoch]))
             continue
-        generation = generations[row.namespace, row.partition]
-        generations[row.namespace, row.partition] += 1
+        last_known = known.pop(_position(row), None)
+        if last_known is None:
+            generation = generations[row.namespace, row.partition]
+            generations[row.namespace, row.partition] += 1
+        else:
+            generation = last_known.generation
         until = (cut or {}).get((row.partition, row.epoch), (cut or {}).get((row.partition, None)))
         end = row.end
         if wanted is not None:
             each = expected[_position(row)]
-            end, more = _compared(row, each, own, until, wanted.known_at, is_new=_position(row) not in known)
+            end, more = _compared(row, each, own, until, wanted.known_at, is_new=last_known is None)
             own[:] = [*(_told_why(problem, each) for problem in own), *more]
         if until is not None and until > end and generation == 0:
             last = from_micros(row.lastTime)
             own.append(Problem("gap", end, until, until - end, last, _AT_THE_END, "up to the cut"))
         low = row.low
-        if wanted is not None and _position(row) not in known:
+        if wanted is not None and last_known is None:
             low = min(low, expected[_position(row)].first)
-        if (last_known := known.pop((row.namespace, row.partition, row.epoch), None)) is not None:
+        if last_known is not None:
             low = last_known.end
             if row.low > low:
                 since, first = last_known.last_time, from_micros(row.firstTime)
                 own.append(Problem("gap", low, row.low, row.low - low, since, first, "since the audit before"))
         logs.append(_log(row, generation, low, end, own))
-    for log in known.values():  # nothing has happened there since
-        logs.append(log._replace(low=log.end, rows=0, first_time=log.last_time, problems=()))
+    # Nothing has happened there since.
+    silent = [log._replace(low=log.end, rows=0, first_time=log.last_time, problems=()) for log in known.values()]
+    logs += [log for log in silent if log.generation == 0]
     logs.sort(key=lambda log: (log.namespace, log.partition, -log.generation))
-    return Offsets(_with_generation(ledger, logs, has_others=bool(foreign)).select("*", queue()), logs, foreign)
+    ended = [log for log in silent if log.generation > 0]
+    placed = _with_generation(ledger, logs, has_others=bool(foreign)).select("*", queue())
+    return Offsets(placed, logs, foreign, ended)
 
 
 class _Found(NamedTuple):
@@ -346,9 +358,10 @@ def _require_that_it_goes_on(found: Sequence[Row], before: Sequence[Log], wanted
     if before and found and not {row.namespace for row in found} & {log.namespace for log in before}:
         name = found[0].namespace
         raise LedgerError(f"the ledger is of the namespace {name}, and the audit before is of {before[0].namespace}")
-    epochs = {(log.namespace, log.partition): log.epoch for log in before}
+    epochs = {(log.namespace, log.partition): log.epoch for log in before if log.generation == 0}
+    known = {(log.namespace, log.partition, log.epoch) for log in before}
     newest = {} if wanted is None else {(wanted.namespace, each.partition): each.epoch for each in wanted.expected}
-    present = [((row.namespace, row.partition), row.epoch) for row in found]
+    present = [((row.namespace, row.partition), row.epoch) for row in found if _position(row) not in known]
     for (namespace, partition), other in (*present, *newest.items()):
         if (epoch := epochs.get((namespace, partition), other)) != other:
             raise LedgerError(

@@ -29,7 +29,8 @@ _NAME: Final = re.compile(r"\d{8}T\d{6}Z")
 
 
 class Before(NamedTuple):
-    """What the audit before knew at its end. `is_whole`: all that had happened until then."""
+    """What the audit before knew at its end. `is_whole`: all that had happened until then. `logs` has those of epochs
+    that ended with a restore, too."""
 
     folder: str
     logs: list[Log]
@@ -88,11 +89,10 @@ def before(spark: SparkSession, folder: str) -> Before:
     rows = offsets.select("*", *times).collect()
     logs = [
         Log(
-            *(row.namespace, row.partition, row.epoch, 0, row.low, row.end, row.rows),
+            *(row.namespace, row.partition, row.epoch, row.generation, row.low, row.end, row.rows),
             *(from_micros(row.first), from_micros(row.last), ()),
         )
         for row in rows
-        if row.generation == 0
     ]
     moves = Pending(table("pending").transform(kept), table("blind").transform(kept))
     return Before(folder, logs, table("open"), moves, all(row.isWhole for row in rows))

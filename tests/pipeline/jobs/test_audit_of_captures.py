@@ -274,11 +274,39 @@ def test_a_series_tells_each_gap_once(spark, captured, tmp_path, capsys):
     assert "its newest entries are gone" in capsys.readouterr().err
 
 
+def test_a_series_may_begin_after_a_restore(spark, captured, tmp_path, capsys):
+    first, second = sent(), sent(count=2, ended=1)
+    later = timedelta(days=1)
+
+    def captured_later(rows):
+        captured.add([row | {"eventTime": row["eventTime"] + later} for row in rows], epoch=RESTORED)
+
+    captured.add(first.rows)
+    captured_later(second.rows)
+    assert run(captured, tmp_path, "--series", "--fail-on-faults", "--fail-on-gaps", name="series") == 0
+    [folder] = (tmp_path / "series").iterdir()
+    for day in (1, 2):
+        folder.rename(folder.with_name(f"2026010{day}T000000Z"))
+        before = len(second.rows)
+        second.end(second.send("queue0"))
+        captured_later(second.rows[before:])
+        capsys.readouterr()
+        assert run(captured, tmp_path, "--series", *ALL, name="series") == 0
+        assert capsys.readouterr().out.startswith("All 2 messages are accounted for")
+        folder = max((tmp_path / "series").iterdir())
+        logs = pq.read_table(folder / "offsets").to_pylist()
+        assert [(log["epoch"], log["generation"], log["end"], log["rows"]) for log in logs] == [
+            (EPOCH, 1, len(first.rows), 0),
+            (RESTORED, 0, len(second.rows), 2),
+        ]
+
+
 def test_what_a_manifest_says_of_itself(captured, tmp_path):
     captured.add(sent().rows)
     manifest = Manifest.at(str(captured.folder))
     written_s = manifest.state.written_ms / 1000
     assert manifest.described(written_s + 180).endswith("the newest entry of its manifest is 3 minutes old")
+    assert manifest.described(written_s + 60).endswith("is 1 minute old")
     assert Source.at(str(tmp_path / "nothing")).manifest is None
     assert (Source.at(str(captured.folder)).has("ledger"), Source.at(str(captured.folder)).has("messages")) == (
         True,

@@ -176,6 +176,36 @@ def test_a_restored_partition_and_another_namespace_are_refused(spark, tmp_path)
         audits.go_on([rows[0] | {"namespace": "other"}])
 
 
+def test_a_series_may_begin_after_a_restore(spark, tmp_path):
+    """The ledger has the epoch before the restore as well; that of partition 1 was not restored."""
+    old, history = History(partitions=1), History(partitions=2)
+    old.end(old.send("orders"))
+    old.send("orders")
+    history.wait(timedelta(days=1))
+    late = history.send("orders")
+    history.send("bills")  # on the other partition
+    audits = Series(spark, tmp_path)
+
+    def in_its_epoch(rows):
+        return [row | {"epoch": "b"} for row in rows]
+
+    audits.go_on([row | {"epoch": "a"} for row in old.rows] + in_its_epoch(history.rows))
+    for step in range(3):  # the third has what the second has left
+        before = len(history.rows)
+        history.end(history.send("orders"))
+        history.forward(history.send("orders"), "bills")
+        if step == 1:
+            history.end(late)
+        found = audits.go_on(in_its_epoch(history.rows[before:]))
+        assert named(found) == (set(), set())
+        assert [(log.partition, log.epoch, log.generation) for log in found.offsets.logs] == [(0, "b", 0), (1, "b", 0)]
+    found = audits.go_on([])
+    assert {log.rows for log in found.offsets.logs} == {0}
+    rows = [row | {"epoch": "c"} for row in history.rows]
+    with pytest.raises(LedgerError, match="restored since the audit before, which ended in its epoch b"):
+        audits.go_on(rows)
+
+
 def test_nothing_new_is_no_fault(spark, tmp_path):
     history = History(partitions=2)
     history.send("orders")
