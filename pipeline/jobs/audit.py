@@ -194,8 +194,8 @@ def _job(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--consumer",
         metavar="NAME",
-        default="capture",
-        help="The name by which the capture tells the broker how far it has come.",
+        help="With --connection-string-file: the name by which the capture tells the broker how far it has come; by "
+        "default capture.",
     )
     parser.add_argument("--fail-on-faults", action="store_true", help="Exit with 1 if there are faults.")
     parser.add_argument(
@@ -216,8 +216,8 @@ def _job(arguments: Sequence[str]) -> int:
         access = Access(options.connection_string_file, options.ca)
         access.connection_string()  # what is wrong with it is said at once
         broker = Endpoint(access, options.http_endpoint or "", PATIENCE_S)
-    elif options.ca or options.http_endpoint:
-        parser.error("--ca and --http-endpoint need --connection-string-file")
+    elif options.ca or options.http_endpoint or options.consumer:
+        parser.error("--ca, --http-endpoint and --consumer need --connection-string-file")
     with running.step("starting Spark"):
         spark = running.session("peeklock flow audit")
     snapshot = None
@@ -234,7 +234,7 @@ def _job(arguments: Sequence[str]) -> int:
             running.say(f"going on where {last} ended")
             before = series.before(spark, last)
     # Before the manifest is read: the capture may go on, and tells the broker of what the manifest has.
-    told = {} if broker is None else _told(broker, options.consumer)
+    told = {} if broker is None else _told(broker, options.consumer or "capture")
     source = running.ledger_at(options.ledger)
     manifest = source.manifest
     with running.step("judging"):

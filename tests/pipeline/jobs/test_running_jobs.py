@@ -179,6 +179,7 @@ def test_a_ledger_that_is_none_is_refused_in_one_line(spark, tmp_path, capsys):
         ["--cut", "@/nowhere"],
         ["--grace", "-1"],
         ["--present-covers", "x"],
+        ["--consumer", "x"],
     ],
 )
 def test_wrong_options_are_wrong_use(tmp_path, capsys, wrong):
