@@ -25,6 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
 from pipeline.jobs import running
+from pipeline.jobs.causes import told
 from pipeline.jobs.changing.completing import Outcome, Wanted, complete
 from pipeline.jobs.changing.destination import duplicates
 from pipeline.jobs.changing.repairing import REPAIRABLE, Unrepairable, message_id, repaired
@@ -255,7 +256,7 @@ def _apply(plan: DataFrame, access: Access, work: Work, counts: Counts) -> Outco
         with running.step(f"sending {counted(counts.valid, 'message')} to {work.target}"):
             send(plan, access, work.target, counts.valid)
     except (PySparkException, Py4JJavaError) as error:
-        raise NotDone(f"{running.told(error)}. No dead letter was completed. {again}.") from error
+        raise NotDone(f"{told(error)}. No dead letter was completed. {again}.") from error
     try:
         with running.step(f"completing {counts.valid} dead letters"):
             return complete(access, work.entity + SUB_QUEUES["deadletter"], wanted(plan), PATIENCE_S)

@@ -6,7 +6,6 @@ use, or the input is no ledger; 3 it could not be done, such as with a file that
 
 import argparse
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,13 +17,14 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyarrow.fs import FileSystem, LocalFileSystem
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.jobs import classes
 from pipeline.jobs.captured import DamagedLedger
+from pipeline.jobs.causes import told
 from pipeline.jobs.ledger import LedgerError, Source
 from pipeline.jobs.report import Report, render
 from protocol.client.errors import ClientError
@@ -204,13 +204,6 @@ def files_at(url: str) -> tuple[FileSystem, str]:
     return files, path
 
 
-def told(error: Exception) -> str:
-    """One line of an error of Spark: that of our data source in a traceback of Python, or else the first."""
-    text = str(error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error).strip()
-    ours = re.findall(r"^pyspark_peeklock\.errors\.\w+: (.+)$", text, re.MULTILINE)
-    return str(ours[-1]) if ours else text.partition("\n")[0]
-
-
 def run(job: Callable[[Sequence[str]], int], arguments: Sequence[str] | None = None) -> int:
     """The exit code of a job. What a user can mend is one message on standard error, never a traceback."""
     try:
@@ -222,8 +215,10 @@ def run(job: Callable[[Sequence[str]], int], arguments: Sequence[str] | None = N
         print(f"peeklock: {error}", file=sys.stderr)
         return WRONG_USE
     except (PySparkException, Py4JJavaError) as error:
-        # PySpark makes its own exceptions of some of Java's. The text of the others begins with a line about a call.
         print(f"peeklock: Spark could not do it: {told(error)}", file=sys.stderr)
+        return NOT_DONE
+    except Py4JError as error:
+        print(f"peeklock: Spark's process has ended, or does not answer: {told(error)}", file=sys.stderr)
         return NOT_DONE
     except (NotDone, DamagedLedger, PeeklockSourceError, ClientError, TimeoutError) as error:
         print(f"peeklock: {error}", file=sys.stderr)
