@@ -71,6 +71,7 @@ _WHERE_NULL: Final[dict[str, str | int]] = {"namespace": "", "epoch": "", "entit
 MAX_LOCAL = 10_000  # rows of a table that is held in Python
 
 _PARTITIONS: Final = "spark.sql.shuffle.partitions"
+_COMPRESSION: Final = "spark.sql.sources.fileCompressionFactor"  # so many times larger Spark takes rows for
 _PARTITION_BYTES: Final = 32 << 20  # of Parquet: a million messages
 _MAX_PARTITIONS: Final = 4000
 
@@ -138,6 +139,7 @@ def _divided(rows: DataFrame) -> DataFrame:
     spark = rows.sparkSession
     # What Spark's planner knows of its files. There is no public way to ask it.
     size = int(rows._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())
+    size = int(size / float(spark.conf.get(_COMPRESSION) or 1))
     wanted = min(size // _PARTITION_BYTES, _MAX_PARTITIONS)
     if wanted > int(spark.conf.get(_PARTITIONS) or 0):
         spark.conf.set(_PARTITIONS, wanted)

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from bench.pipeline import large_capture
 from broker.cli.all_commands import app
 from tests.patience import PATIENCE_S
 from tests.pipeline import ledgers
@@ -124,6 +125,18 @@ def test_shuffles_of_a_large_ledger_have_more_partitions(spark, tmp_path, monkey
         assert spark.conf.get(name) == "200"
     finally:
         spark.conf.set(name, before)
+
+
+def test_a_ledger_is_not_taken_for_small_because_its_files_are(spark, tmp_path):
+    """Else Spark sends all messages of a small file to all tasks."""
+    large_capture.write(tmp_path / "captured", 20_000, body_bytes=64)
+    rows = ledger.read(spark, str(tmp_path / "captured"))
+    joined = usage.usage(rows)
+    files = [path.stat().st_size for path in tmp_path.rglob("table=ledger/**/*.parquet")]
+    assert sum(files) < int(spark.conf.get("spark.sql.autoBroadcastJoinThreshold").removesuffix("b"))
+    plan = joined._jdf.queryExecution().executedPlan().toString()
+    assert "SortMergeJoin" in plan
+    assert "BroadcastExchange" not in plan
 
 
 @pytest.mark.parametrize("place", ["{}", "file://{}"])
