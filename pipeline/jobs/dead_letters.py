@@ -11,11 +11,12 @@ It writes three tables:
   are no text, `masked` is "binary", and samples say the length and the first bytes.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812
 
 from pipeline.jobs import plots, running
@@ -26,6 +27,7 @@ from pipeline.jobs.report import Headline, Report, Section, Table, counted, labe
 from pyspark_peeklock.errors import JournalRefused
 from pyspark_peeklock.records import columns_of
 
+MAX_HASHES: Final = 1_000_000  # of places; each process of Spark has them all, in some 100 MB
 SAMPLES: Final = 3
 SAMPLE_CHARACTERS: Final = 300
 NO_REASON: Final = "(no reason given)"
@@ -78,20 +80,23 @@ def with_bodies(dead: DataFrame, messages: DataFrame | None, ledger: DataFrame) 
     if has_body:
         messages = messages.withColumn("record", F.col("body").cast("binary"))
         messages = messages if "op" in messages.columns else messages.withColumn("op", F.lit("enqueued"))
-    brought = normalized(messages).filter(F.col("op").isin("enqueued", "scheduled") & F.col("record").isNotNull())
-    brought = brought.select(*_PLACE, "messageId", "record").dropDuplicates(list(_PLACE))
-    # Only of what was dead-lettered, bodies are decoded.
-    firsts = _firsts(dead, brought.select(*_PLACE), normalized(ledger))
-    found = dead.join(firsts, list(_PLACE), "left").join(brought.withColumnsRenamed(_FIRST), [*_FIRST.values()], "left")
-    found = found.drop(*_FIRST.values())
+    origins = _origins(dead, normalized(ledger))
+    brought = normalized(messages).filter(F.col("op").isin(*ENTERS) & F.col("record").isNotNull())
+    brought = brought.select(*_PLACE, "messageId", "record").withColumnsRenamed(_FIRST)
+    brought = _of_places(brought, origins)
+    # Spark guesses from the size of files how large bodies are, and sends all of them everywhere if it guesses wrong.
+    each = origins.join(brought.hint("merge"), [*_FIRST.values()])
+    nearest = each.groupBy(*_PLACE).agg(F.min_by(F.struct("messageId", "record"), "moves").alias("nearest"))
+    found = dead.join(nearest.hint("merge"), list(_PLACE), "left").select(dead["*"], "nearest.*")
     if has_body:
         return found.withColumnRenamed("record", "body")
     schema = found.drop("record").schema.add("body", "binary")
     return found.mapInArrow(_decoded, schema)
 
 
-def _firsts(dead: DataFrame, brought: DataFrame, ledger: DataFrame) -> DataFrame:
-    """By place of each that was dead-lettered, the place (_FIRST) whose row in `brought` has its body, if there is one.
+def _origins(dead: DataFrame, ledger: DataFrame) -> DataFrame:
+    """By place of each that was dead-lettered, the places (_FIRST) whose rows may have its body, the nearest of which
+    counts: its own, with `moves` 0, and those that it came from within its partition.
 
     A message that waited to be due, or that another queue of the same partition has forwarded, has it there.
     """
@@ -100,18 +105,29 @@ def _firsts(dead: DataFrame, brought: DataFrame, ledger: DataFrame) -> DataFrame
         *(F.col(name).alias(_FIRST[name]) for name in _PLACE),
         *(F.col(_ORIGIN.get(name, name)).alias(f"next_{name}") for name in _PLACE),
     )
-    at = dead.select(*_PLACE, *(F.col(name).alias(_FIRST[name]) for name in _PLACE))
-    known = brought.withColumnsRenamed(_FIRST)
-    found = at.join(known, [*_FIRST.values()], "left_semi")
-    left = at.join(known, [*_FIRST.values()], "left_anti").transform(kept)
-    for _ in range(MAX_MOVES):
-        if left.isEmpty():
+    own = dead.select(*_PLACE, *(F.col(name).alias(_FIRST[name]) for name in _PLACE), F.lit(0).alias("moves"))
+    found = fresh = own.distinct().transform(kept)
+    for number in range(1, MAX_MOVES + 1):
+        left = _of_places(moves, fresh).join(fresh, [*_FIRST.values()])
+        before = (F.col(f"next_{name}").alias(_FIRST[name]) for name in _PLACE)
+        fresh = left.select(*_PLACE, *before, F.lit(number).alias("moves")).transform(kept)
+        if fresh.isEmpty():
             break
-        origins = left.join(moves, [*_FIRST.values()])
-        at = origins.select(*_PLACE, *(F.col(f"next_{name}").alias(_FIRST[name]) for name in _PLACE))
-        found = found.unionByName(at.join(known, [*_FIRST.values()], "left_semi"))
-        left = at.join(known, [*_FIRST.values()], "left_anti").transform(kept)
-    return found.dropDuplicates(list(_PLACE))
+        found = found.unionByName(fresh)
+    return found
+
+
+def _of_places(rows: DataFrame, places: DataFrame) -> DataFrame:
+    """Of many rows, those whose place (_FIRST) is one of `places`; some others may be among them. All of them if there
+    are so many places that to hold them in memory costs more than to sort the rows.
+
+    Where the rows are read, only a hash of each place is compared, so that no others are moved between tasks.
+    """
+    if places.count() > MAX_HASHES:
+        return rows
+    place = F.xxhash64(*_FIRST.values()).alias("place")
+    wanted = places.select(place).distinct()
+    return rows.withColumn("place", place).join(F.broadcast(wanted), "place", "left_semi").drop("place")
 
 
 def _decoded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -171,35 +187,32 @@ def poison(dead: DataFrame, *, samples: bool = True) -> DataFrame:
 
 
 def report(summed: DataFrame, waiting: DataFrame, alike: DataFrame) -> Report:
-    total = summed.agg(F.sum("messages")).head()[0] or 0
-    reasons = (
-        summed.groupBy("reason").agg(F.sum("messages").alias("messages")).sort(F.desc("messages"), "reason").collect()
+    messages = F.sum("messages").alias("messages")
+    by_reason = summed.groupBy("reason").agg(messages).sort(F.desc("messages"), "reason")
+    by_cell = summed.groupBy("namespace", "entity", "reason").agg(
+        messages, F.min("firstTime").alias("first"), F.max("lastTime").alias("last")
     )
-    cells = (
-        summed.groupBy("namespace", "entity", "reason")
-        .agg(F.sum("messages").alias("messages"), F.min("firstTime").alias("first"), F.max("lastTime").alias("last"))
-        .sort(F.desc("messages"), "namespace", "entity", "reason")
-        .collect()
-    )
-    names = labels((cell.namespace, cell.entity) for cell in cells)
-    by_entity: dict[str, dict[str, float]] = {}
-    for cell in cells:
-        parts = by_entity.setdefault(names[cell.namespace, cell.entity], {})
-        parts[cell.reason] = parts.get(cell.reason, 0) + cell.messages
+    reasons, reason_count = _first(by_reason, plots.MAX_LINES)
+    cells, cell_count = _first(by_cell.sort(F.desc("messages"), "namespace", "entity", "reason"), _SHOWN)
+    top = [row.reason for row in reasons]
+    rest = f"{reason_count - len(top):,} others" if reason_count > len(top) else ""
+    while rest in top:
+        rest += " "
+    by_entity = _by_entity(summed, top, rest)
+    total = sum(sum(parts.values()) for parts in by_entity.values())
     seconds = F.unix_seconds("hour").alias("seconds")
-    hours = summed.groupBy(seconds, "reason").agg(F.sum("messages").alias("messages")).collect()
+    hours = summed.filter(F.col("reason").isin(top)).groupBy(seconds, "reason").agg(messages).collect()
     times = running.hours_between([row.seconds for row in hours])
     counts = {(row.seconds, row.reason): row.messages for row in hours}
-    top = [row.reason for row in reasons[: plots.MAX_LINES]]
     drawn = []
     if total:
-        drawn.append(plots.bars("Dead letters by entity", dict(list(by_entity.items())[:12]), "messages"))
+        drawn.append(plots.bars("Dead letters by entity", dict(list(by_entity.items())[:12]), "messages", rest))
     if len(times) > 1:
         series = {reason: [counts.get((hour, reason), 0) for hour in times] for reason in top}
-        title = "Dead letters by hour" + (f", the {len(top)} most frequent reasons" if len(reasons) > len(top) else "")
+        title = "Dead letters by hour" + (f", the {len(top)} most frequent reasons" if rest else "")
         drawn.append(plots.lines(title, [running.hour_of(hour) for hour in times], series, "messages"))
     queue_rows = waiting.sort(F.desc("waiting"), "namespace", "entity").collect()
-    groups = alike.sort(F.desc("messages"), "namespace", "entity", "fingerprint")
+    groups, group_count = _first(alike.sort(F.desc("messages"), "namespace", "entity", "fingerprint"), _SHOWN)
     shown = [
         (
             row.messages,
@@ -211,9 +224,9 @@ def report(summed: DataFrame, waiting: DataFrame, alike: DataFrame) -> Report:
             row.firstTime,
             row.lastTime,
         )
-        for row in groups.head(_SHOWN)
+        for row in groups
     ]
-    samples = [(row.fingerprint, sample) for row in groups.head(_SHOWN) for sample in row.samples]
+    samples = [(row.fingerprint, sample) for row in groups for sample in row.samples]
     is_of_body = not alike.filter("isOfBody").isEmpty()
     sections = [
         Section(
@@ -226,9 +239,9 @@ def report(summed: DataFrame, waiting: DataFrame, alike: DataFrame) -> Report:
                     ("Namespace", "Entity", "Reason", "Messages", "First (UTC)", "Last (UTC)"),
                     [
                         (cell.namespace, cell.entity, cell.reason, cell.messages, cell.first, cell.last)
-                        for cell in cells[:_SHOWN]
+                        for cell in cells
                     ],
-                    total=len(cells),
+                    total=cell_count,
                 ),
                 Table(
                     "Dead-letter queues",
@@ -253,7 +266,7 @@ def report(summed: DataFrame, waiting: DataFrame, alike: DataFrame) -> Report:
                     "Fingerprints",
                     ("Messages", "Entity", "Reason", "Fingerprint", "Masked", "Ids", "First (UTC)", "Last (UTC)"),
                     shown,
-                    total=alike.count(),
+                    total=group_count,
                 ),
                 *([Table("Samples", ("Fingerprint", "Text"), samples)] if samples else []),
             ],
@@ -262,11 +275,31 @@ def report(summed: DataFrame, waiting: DataFrame, alike: DataFrame) -> Report:
     waiting_now = sum(row.waiting for row in queue_rows)
     text = "No message was dead-lettered."
     if total:
-        text = f"{counted(total, 'message was', 'messages were')} dead-lettered, for {counted(len(reasons), 'reason')}."
+        text = f"{counted(total, 'message was', 'messages were')} dead-lettered, for {counted(reason_count, 'reason')}."
         text += f" Most often: {reasons[0].reason} ({reasons[0].messages:,})." if len(reasons) > 1 else ""
-    facts = [("Entities", len(by_entity)), ("Fingerprints", alike.count()), ("Waiting", waiting_now)]
+    facts = [("Entities", len(by_entity)), ("Fingerprints", group_count), ("Waiting", waiting_now)]
     headline = Headline(total, f"dead-lettered, of which {waiting_now:,} wait" if total else "dead-lettered")
     return Report("Dead letters", text, "plain" if total else "good", facts, sections, headline)
+
+
+def _first(table: DataFrame, most: int) -> tuple[list[Row], int]:
+    """The first rows of a table, and how many it has."""
+    rows = table.head(most + 1)
+    return rows[:most], len(rows) if len(rows) <= most else table.count()
+
+
+def _by_entity(summed: DataFrame, top: Sequence[str], rest: str) -> dict[str, dict[str, float]]:
+    """How many messages have which of the reasons, all others being `rest`, by the label of the entity; most first."""
+    reason = F.when(F.col("reason").isin(*top), F.col("reason")).otherwise(rest).alias("reason")
+    rows = summed.groupBy("namespace", "entity", reason).agg(F.sum("messages").alias("messages")).collect()
+    totals = Counter[tuple[str, str]]()
+    for row in rows:
+        totals[row.namespace, row.entity] += row.messages
+    names = labels(key for key, _ in totals.most_common())
+    found: dict[str, dict[str, float]] = {name: {} for name in names.values()}
+    for row in sorted(rows, key=lambda row: (row.reason == rest, -row.messages, row.reason)):
+        found[names[row.namespace, row.entity]][row.reason] = row.messages
+    return found
 
 
 def _job(arguments: Sequence[str]) -> int:
@@ -290,11 +323,12 @@ def _job(arguments: Sequence[str]) -> int:
     elif source.has("messages"):
         messages = source.rows(spark, "messages")
     with running.step("counting"):
-        dead = dead_letters(ledger)
+        dead = dead_letters(ledger).transform(kept)
+        alike = poison(with_bodies(dead, messages, ledger), samples=not options.no_samples)
         tables = {
             "summary": summary(dead).transform(kept),
             "queues": queues(ledger).transform(kept),
-            "poison": poison(with_bodies(dead, messages, ledger), samples=not options.no_samples).transform(kept),
+            "poison": kept(alike, is_costly=True),
         }
     with running.step(f"writing {options.output}"):
         running.write_tables(options.output, tables)

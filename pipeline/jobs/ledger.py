@@ -195,20 +195,22 @@ def until(rows: DataFrame, cut: Mapping[tuple[int, str | None], int] | None) -> 
     return rows.filter(within)
 
 
-def kept(table: DataFrame) -> DataFrame:
+def kept(table: DataFrame, *, is_costly: bool = False) -> DataFrame:
     """The same rows, computed now, once. For tables that are small, or used more than once.
 
     A small table is held in Python and is a part of the plans that use it, so that Spark knows how small it is: it
     broadcasts it, filters it without a job, and leaves out a join with nothing. Of a table with more than MAX_LOCAL
-    rows, the first ones are computed twice.
+    rows, the first ones are computed twice; not of one that `is_costly`, which takes a job more.
 
     The columns are new ones for Spark. Otherwise a join of a kept table with one that it was made of finds them
     ambiguous, with some settings.
     """
+    if is_costly:
+        table = table.localCheckpoint()
     few = table.limit(MAX_LOCAL + 1).toArrow()
     if few.num_rows <= MAX_LOCAL:
         return table.sparkSession.createDataFrame(few, table.schema)
-    rows = table.localCheckpoint()
+    rows = table if is_costly else table.localCheckpoint()
     return rows.select(*(F.col(name).alias(name) for name in rows.columns))
 
 

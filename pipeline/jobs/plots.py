@@ -62,12 +62,13 @@ _AROUND_ONE_TIME: Final = timedelta(hours=1)
 MAX_LINES: Final = len(_SERIES)
 
 
-def bars(title: str, counts: Mapping[str, Mapping[str, float]], unit: str) -> str:
+def bars(title: str, counts: Mapping[str, Mapping[str, float]], unit: str, rest: str = "") -> str:
     """Lying bars, one for each key of `counts`, each divided into named parts.
 
-    There is a colour for each of the largest parts; all others are one part.
+    There is a colour for each of the largest parts; all others are one part, which may be there already: `rest`.
     """
-    counts, rest = _few_parts(counts)
+    if not rest:
+        counts, rest = _few_parts(counts)
     names = list(dict.fromkeys(name for parts in counts.values() for name in parts if name != rest))
     names += [rest] if rest else []
     colours = [*_SERIES[: len(names) - bool(rest)], *([_REST] if rest else [])]

@@ -1,20 +1,26 @@
 """What was dead-lettered, and which of it is alike."""
 
+import re
 from datetime import timedelta
 
+import pyarrow.parquet as pq
 import pytest
 
+from bench.pipeline import large_capture
 from protocol.client.messages import Message
 from protocol.message.intake import take_apart
 from storage.records import NEVER, encode_message
 from tests.pipeline import ledgers
 from tests.pipeline.ledgers import START, History
+from tests.pipeline.pages import Page
 
 pytest.importorskip("pyspark")
 
-from pipeline.jobs import dead_letters
+from pyspark.sql import functions as F  # noqa: N812
+
+from pipeline.jobs import audit, dead_letters
 from pipeline.jobs.dead_letters import NO_REASON, poison, with_bodies
-from pipeline.jobs.ledger import LedgerError
+from pipeline.jobs.ledger import LedgerError, Source
 
 
 def record(body):
@@ -138,7 +144,10 @@ def test_messages_without_any_body_column_are_refused(spark):
         with_bodies(dead_letters.dead_letters(ledger), ledger.drop("record"), ledger)
 
 
-def test_bodies_are_found_where_messages_came_from(spark):
+@pytest.mark.parametrize("most", [dead_letters.MAX_HASHES, 0])
+def test_bodies_are_found_where_messages_came_from(spark, monkeypatch, most):
+    """Whether Spark looks for the places of few dead letters, or sorts for those of many."""
+    monkeypatch.setattr(dead_letters, "MAX_HASHES", most)
     history = History(partitions=1)
     scheduled = history._enter("scheduled", ("orders", "active"), "later", record=record(b"waited"))
     history.dead_letter(history.activate(scheduled))
@@ -158,3 +167,52 @@ def test_bodies_are_found_where_messages_came_from(spark):
         "moved": (1, True),
         "nobody knows": (1, False),
     }
+
+
+def test_bodies_are_not_sent_to_all_tasks_however_small_their_files_are(spark, tmp_path):
+    """Spark takes the size of files for that of bodies."""
+    history = History(partitions=1)
+    dead(history, "orders", b"x")
+    folder = ledgers.write(tmp_path / "ledger", history.rows, without=())
+    ledger = Source.at(str(folder)).rows(spark)
+    for rows in (ledger, ledger.withColumn("body", F.col("record"))):
+        plan = with_bodies(dead_letters.dead_letters(ledger), rows, ledger)._jdf.queryExecution().executedPlan()
+        sent = [node.output().toString() for node in nodes_of(plan) if node.nodeName() == "BroadcastExchange"]
+        assert sent
+        assert [each for each in sent if "record" in each or "body" in each] == []
+
+
+def nodes_of(plan):
+    yield plan
+    children = plan.children()
+    for number in range(children.size()):
+        yield from nodes_of(children.apply(number))
+
+
+def test_the_page_has_the_most_frequent_of_many_reasons(spark, tmp_path):
+    history = History(partitions=1)
+    for number in range(40):
+        for _ in range(40 - number):
+            history.dead_letter(history.send("orders"), f"reason {number:02}")
+    ledgers.write(tmp_path / "ledger", history.rows)
+    assert dead_letters.main(["--ledger", str(tmp_path / "ledger"), "--output", str(tmp_path / "out")]) == 0
+    text = re.sub(r"\s+", " ", Page((tmp_path / "out" / "report.html").read_text()).text)
+    assert "820 messages were dead-lettered, for 40 reasons. Most often: reason 00 (40)." in text
+    assert "30 others" in text
+    assert "reason 29" in text
+    assert "reason 30" not in text
+    assert "The first 30 of 40" in text
+
+
+def test_a_large_capture_is_made_as_its_jobs_find_it(spark, tmp_path, capsys):
+    """Of the program that they are measured with."""
+    large_capture.write(tmp_path / "captured", 3000, body_bytes=200)
+    given = ["--ledger", str(tmp_path / "captured"), "--output", str(tmp_path / "out")]
+    assert audit.main([*given, "--whole", "--bodies"]) == 0
+    assert capsys.readouterr().out == "All 3,030 messages are accounted for. The broker was not asked.\n"
+    assert dead_letters.main(given) == 0
+    assert capsys.readouterr().out.startswith("30 messages were dead-lettered, for 5 reasons.")
+    groups = pq.read_table(tmp_path / "out" / "poison").to_pylist()
+    assert all(row["isOfBody"] for row in groups)
+    assert sum(row["messages"] for row in groups) == 30
+    assert sum('"text": "<hex>"' in row["masked"] for row in groups) < len(groups)

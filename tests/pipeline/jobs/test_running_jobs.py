@@ -139,6 +139,21 @@ def test_a_ledger_is_not_taken_for_small_because_its_files_are(spark, tmp_path):
     assert "BroadcastExchange" not in plan
 
 
+def test_a_costly_table_is_computed_once_however_large_it_is(spark, tmp_path, monkeypatch):
+    monkeypatch.setattr(ledger, "MAX_LOCAL", 3)
+
+    def told(batches):
+        for batch in batches:
+            with (tmp_path / "batches").open("a") as file:
+                file.write("x")
+            yield batch
+
+    for rows in (2, 10):
+        table = ledger.kept(spark.range(rows, numPartitions=1).mapInArrow(told, "id bigint"), is_costly=True)
+        assert [row.id for row in table.collect()] == list(range(rows))
+    assert (tmp_path / "batches").read_text() == "xx"
+
+
 @pytest.mark.parametrize("place", ["{}", "file://{}"])
 def test_tables_are_written_in_place_of_older_ones(spark, tmp_path, place):
     here = spark.createDataFrame(pa.table({"each": [1, 2]}))
