@@ -10,7 +10,7 @@ by approximation (`approx50`, ...), and `longest`, all in milliseconds.
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from pipeline.jobs import plots, running
@@ -21,6 +21,7 @@ MEASURES: Final = ("delivered", "completed")
 _SHARES: Final = {50: 0.5, 95: 0.95, 99: 0.99}
 _ACCURACY = 10_000  # of approx_percentile: the rank is wrong by at most 1/10,000 of the messages
 _PLACE = ("namespace", "partition", "epoch", "entity", "entityId", "subQueue", "sequenceNumber")
+_GROUP = ("namespace", "entity", "measure")
 _SHOWN_ENTITIES, _DRAWN_ENTITIES = 20, 12
 
 
@@ -60,24 +61,44 @@ def waits(ledger: DataFrame, sub_queues: Sequence[str] = ("active",)) -> DataFra
 
 def latency(ledger: DataFrame, sub_queues: Sequence[str] = ("active",)) -> DataFrame:
     """The table of this module's docstring. Raises LedgerError."""
-    each = waits(ledger, sub_queues)
-    shares = F.array(*(F.lit(share) for share in _SHARES.values()))
-    found = (
-        each.groupingSets(
-            [[F.col("namespace"), F.col("entity"), F.col("measure"), F.col("hour")],
-             [F.col("namespace"), F.col("entity"), F.col("measure")]],
-            "namespace", "entity", "measure", "hour",
-        )
-        .agg(
-            F.count(F.lit(1)).alias("messages"),
-            F.percentile("wait_ms", shares).alias("exact"),
-            F.percentile_approx("wait_ms", shares, _ACCURACY).alias("approx"),
-            F.max("wait_ms").alias("longest"),
-        )
+    # A hash of the group, because to sort by three texts takes much longer.
+    each = waits(ledger, sub_queues).withColumn("group", F.xxhash64(*_GROUP))
+    for name, keys in (("ofAll", ["group"]), ("ofHour", ["group", "hour"])):
+        # Sorted, because Spark's own `percentile` holds each wait of a group in memory.
+        group = Window.partitionBy(*keys).orderBy("wait_ms")
+        whole = group.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+        place = F.struct((F.row_number().over(group) - 1).alias("rank"), F.count(F.lit(1)).over(whole).alias("count"))
+        each = each.withColumn(name, place)
+    of_all = F.struct(F.lit(None).cast("timestamp").alias("hour"), "ofAll.rank", "ofAll.count")
+    both = F.explode(F.array(of_all, F.struct("hour", "ofHour.rank", "ofHour.count")))
+    ranked = each.select(*_GROUP, "wait_ms", both.alias("place")).select(*_GROUP, "wait_ms", "place.*")
+    found = ranked.groupBy(*_GROUP, "hour").agg(
+        F.count(F.lit(1)).alias("messages"),
+        *(_at(rounded(_position(share, F.col("count")))).alias(f"{side}{name}")
+          for name, share in _SHARES.items() for side, rounded in (("low", F.floor), ("high", F.ceil))),
+        F.percentile_approx("wait_ms", F.array(*map(F.lit, _SHARES.values())), _ACCURACY).alias("approx"),
+        F.max("wait_ms").alias("longest"),
     )  # fmt: skip
-    exact = [F.col("exact")[index].alias(f"p{name}") for index, name in enumerate(_SHARES)]
+    exact = [_between(name, share).alias(f"p{name}") for name, share in _SHARES.items()]
     approximate = [F.col("approx")[index].alias(f"approx{name}") for index, name in enumerate(_SHARES)]
     return found.select("namespace", "entity", "hour", "measure", "messages", *exact, *approximate, "longest")
+
+
+def _position(share: float, count: Column) -> Column:
+    """The rank of a percentile among so many, which may lie between two of them."""
+    return (count - 1) * share
+
+
+def _at(rank: Column) -> Column:
+    """Of a group, the wait of this rank."""
+    return F.max(F.when(F.col("rank") == rank, F.col("wait_ms")))
+
+
+def _between(name: int, share: float) -> Column:
+    position = _position(share, F.col("messages"))
+    low, high = F.floor(position), F.ceil(position)
+    between = (high - position) * F.col(f"low{name}") + (position - low) * F.col(f"high{name}")
+    return F.when(low == high, F.col(f"low{name}")).otherwise(between)
 
 
 def report(found: DataFrame) -> Report:

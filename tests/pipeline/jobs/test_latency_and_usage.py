@@ -1,6 +1,7 @@
 """How long messages wait, and what entities use."""
 
 import argparse
+import random
 import statistics
 from datetime import date, timedelta
 
@@ -11,7 +12,9 @@ from tests.pipeline.ledgers import START, History
 
 pytest.importorskip("pyspark")
 
-from pipeline.jobs.latency import latency
+from pyspark.sql import functions as F  # noqa: N812
+
+from pipeline.jobs.latency import latency, waits
 from pipeline.jobs.usage import Prices, parsed_prices, syphoned, usage
 
 BACKLOG = "contoso/x-servicebus-transfer/3"
@@ -43,6 +46,24 @@ def test_percentiles_are_those_of_the_waits(spark):
     assert row.p99 == pytest.approx(statistics.quantiles(waits, n=100, method="inclusive")[98])
     assert row.approx50 == pytest.approx(row.p50, abs=10)
     assert table(spark, history)["orders", None, "completed"].p50 == 2 * row.p50
+
+
+def test_percentiles_are_those_of_spark_without_holding_all_waits_in_memory(spark):
+    history, chance = History(partitions=2), random.Random(7)
+    for number in range(400):
+        waited(history, chance.choice(("orders", "bills")), chance.choice((0, 1, chance.randrange(10**6))), 10**6)
+        if number % 100 == 0:
+            history.wait(timedelta(hours=1))
+    ledger = ledgers.frame(spark, history.rows)
+    exact = [F.percentile("wait_ms", share).alias(f"p{name}") for name, share in ((50, 0.5), (95, 0.95), (99, 0.99))]
+    for keys in (("entity", "measure"), ("entity", "measure", "hour")):
+        wanted = {
+            tuple(row[: len(keys)]): row[len(keys) :] for row in waits(ledger).groupBy(*keys).agg(*exact).collect()
+        }
+        rows = latency(ledger).filter("hour is not null" if "hour" in keys else "hour is null").collect()
+        found = {tuple(row[key] for key in keys): (row.p50, row.p95, row.p99) for row in rows}
+        assert found == {key: pytest.approx(tuple(values), rel=1e-12) for key, values in wanted.items()}
+        assert "percentile(" not in latency(ledger)._jdf.queryExecution().optimizedPlan().toString()
 
 
 def test_hours_are_those_in_which_messages_were_enqueued(spark):
