@@ -390,8 +390,12 @@ def backup(
     typer.echo(f"{destination}: {counted(copied_bytes, 'byte')} backed up from {source}")
 
 
+_OF_CAPTURE = ("until", "since", "entities", "allow_gaps", "partitions", "processes")  # parameters of `restore`
+
+
 @app.command()
 def restore(
+    context: typer.Context,
     source: Annotated[
         Path | None, typer.Argument(metavar="BACKUP", help="A directory that `peeklock backup` wrote.")
     ] = None,
@@ -454,13 +458,7 @@ def restore(
             asked = Asked(until, since, entities or (), partitions, processes, allow_gaps)
             restore_capture(from_capture, settings, asked)
         return
-    of_captures = {
-        "--until": until, "--since": since, "--entity": entities, "--allow-gaps": allow_gaps,
-        "--partitions": partitions, "--processes": processes,
-    }  # fmt: skip
-    for option, value in of_captures.items():
-        if value:
-            raise typer.BadParameter("is for --from-capture", param_hint=option)
+    refuse(context, "is for --from-capture", *_OF_CAPTURE)
     assert source is not None
     from storage.maintenance import restore as restore_backup
 

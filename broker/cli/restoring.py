@@ -10,6 +10,7 @@ import typer
 from broker.cli.progress import progress
 from broker.settings.config import Settings
 from storage.maintenance import WORK, MaintenanceError
+from storage.wording import counted
 
 MAX_LISTED = 50
 
@@ -58,7 +59,8 @@ def restore_capture(url: str, settings: Settings, asked: Asked) -> None:
                 typer.echo(f"What was done so far is in {work}; the same command goes on from there.", err=True)
     last = "" if found.until is None else f", the last of {found.until.isoformat(timespec='milliseconds')}"
     typer.echo(f"namespace {found.namespace}, captured from the broker with the id {found.namespace_id or 'not known'}")
-    typer.echo(f"{found.rows} rows{last}; definitions of {found.entities} entities from {found.definitions}")
+    entities = counted(found.entities, "entity", "entities")
+    typer.echo(f"{counted(found.rows, 'row')}{last}; definitions of {entities} from {found.definitions}")
     for (path, place), count in sorted(found.messages.items()):
         typer.echo(f"  {path}, {place}: {count}")
     if found.taken_over or found.put_back:
@@ -66,14 +68,16 @@ def restore_capture(url: str, settings: Settings, asked: Asked) -> None:
             f"under way between partitions: {found.taken_over} restored at their destination only, {found.put_back} "
             "where they came from"
         )
-    typer.echo(f"{found.states} states of sessions and {found.duplicate_ids} ids for duplicate detection restored")
+    states = counted(found.states, "state of a session", "states of sessions")
+    typer.echo(f"{states} and {counted(found.duplicate_ids, 'id')} for duplicate detection restored")
     for text in found.missing[:MAX_LISTED]:
         typer.echo(f"not known: {text}")
     if len(found.missing) > MAX_LISTED:
         typer.echo(f"not known: and {len(found.missing) - MAX_LISTED} more")
     total = found.messages.total()
     typer.echo(
-        f"{settings.data_dir}: {total} messages of {found.bytes} bytes restored to {found.partitions} partitions"
+        f"{settings.data_dir}: {counted(total, 'message')} of {counted(found.bytes, 'byte')} restored to "
+        f"{counted(found.partitions, 'partition')}"
     )
 
 

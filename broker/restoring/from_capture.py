@@ -28,6 +28,7 @@ from storage.capture.sifting import Sieve, Work
 from storage.capture.survey import Cut, Survey, survey, to_us
 from storage.data_dir import Description
 from storage.maintenance import MaintenanceError, new_data_directory
+from storage.wording import counted, plural
 
 PLAN_VERSION: Final = 1
 SMALL_BYTES: Final = 32 << 20
@@ -126,12 +127,12 @@ def restore(
     if max(begun) >= found.partitions:
         raise DoesNotFit(
             f"the capture has rows of partition {max(begun)}, and {found.source} says that there are "
-            f"{found.partitions} partitions"
+            f"{counted(found.partitions, 'partition')}"
         )
     owned = tuple(sorted(set(wishes.owned)))
     if owned and owned[-1] >= found.partitions:
         raise DoesNotFit(
-            f"there is no partition {owned[-1]}: {found.source} says that there are {found.partitions} partitions"
+            f"there is no partition {owned[-1]}: {found.source} says that there are {counted(found.partitions, 'partition')}"
         )
     description = Description(found.partitions, owned=owned)
     files = Files(captured.files(TableName.LEDGER), captured.files(TableName.MESSAGES))
@@ -249,17 +250,19 @@ def _tell(restored: Restored, partition: int, rebuilt: Rebuilt) -> None:
     where = f"partition {partition}"
     if rebuilt.unknown:
         restored.missing.append(
-            f"{where}: {rebuilt.unknown} rows are about messages that the rows before them do not have"
+            f"{where}: {counted(rebuilt.unknown, 'row is', 'rows are')} about messages that the rows before do not have"
         )
     restored.missing += [
-        f"{where}: {count} messages of {path} are captured without their bodies (journal.mode must be bodies)"
+        f"{where}: {counted(count, 'message')} of {path} {plural(count, 'is', 'are')} captured without "
+        f"{plural(count, 'its body', 'their bodies')} (journal.mode must be bodies)"
         for path, count in sorted(rebuilt.without_body.items())
     ]
     restored.missing += [
-        f"{where}: {count} states of sessions of {path} are not captured (journal.mode must be bodies)"
+        f"{where}: {counted(count, 'state of a session', 'states of sessions')} of {path} "
+        f"{plural(count, 'is', 'are')} not captured (journal.mode must be bodies)"
         for path, count in sorted(rebuilt.without_state.items())
     ]
     restored.missing += [
-        f"{where}: {count} messages of {path}, of which there is no definition"
+        f"{where}: {counted(count, 'message')} of {path}, of which there is no definition"
         for path, count in sorted(rebuilt.undefined.items())
     ]

@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 from storage.capture.columns import ENTERS, coded, is_one_of, one
 from storage.capture.reading import CapturedRange
 from storage.records import PARTITION_SHIFT
+from storage.wording import plural
 
 MOVED: Final = "moved"
 COLUMNS: Final = (
@@ -329,8 +330,9 @@ def _late(first_by_partition: Mapping[tuple[int, QueueName], int]) -> Iterable[s
         before = (number & (1 << PARTITION_SHIFT) - 1) - 1
         # A topic's numbers are also those of messages that were published at once, and never in its queue.
         if before > 0 and queue.entity not in topics:
+            which = plural(before, "the message with a number", f"the {before} messages with numbers")
             yield (
-                f"{queue.entity} ({queue.sub_queue}): the {before} messages with numbers below {number} were there "
+                f"{queue.entity} ({queue.sub_queue}): {which} below {number} {plural(before, 'was', 'were')} there "
                 "before the journal began, and may be there still"
             )
 

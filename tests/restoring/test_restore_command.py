@@ -174,10 +174,10 @@ def another_epoch(written: Written, url: Path) -> None:
     [
         (gap_at_the_begin, f"partition 0, epoch {EPOCH}: the offsets 0 to 1 are not captured", 2),
         (gap_of_the_journal, "the journal has a gap before offset 4: the log was overwritten", 4),
-        (no_bodies, "partition 0: 1 messages of orders are captured without their bodies", 3),
-        (rows_about_others, "partition 0: 1 rows are about messages that the rows before them do not have", 4),
+        (no_bodies, "partition 0: 1 message of orders is captured without its body", 3),
+        (rows_about_others, "partition 0: 1 row is about messages that the rows before do not have", 4),
         (numbers_before, "orders (active): the 5 messages with numbers below 6 were there before", 4),
-        (another_entity, "partition 0: 1 messages of unheard, of which there is no definition", 4),
+        (another_entity, "partition 0: 1 message of unheard, of which there is no definition", 4),
         (another_epoch, "partition 0: its journal began anew at", 1),
     ],
 )
@@ -219,9 +219,9 @@ def test_states_of_sessions_at_a_time_and_those_without_their_bytes(tmp_path):
     assert states(tmp_path) == {"a": b"second", "b": b"of b"}
     shutil.rmtree(tmp_path / "data")
     told = restore(tmp_path, code=1)
-    assert "partition 0: 1 states of sessions of talks are not captured (journal.mode must be bodies)" in told
+    assert "partition 0: 1 state of a session of talks is not captured (journal.mode must be bodies)" in told
     told = restore(tmp_path, "--allow-gaps")
-    assert "1 states of sessions" in told
+    assert "1 state of a session and 0 ids for" in told
     assert states(tmp_path) == {"a": b"second"}
 
 
@@ -302,7 +302,7 @@ def test_without_definitions_those_of_the_configuration_are_taken(tmp_path):
     assert "no definitions of entities" in restore(tmp_path, code=1)
     (tmp_path / "config.toml").write_text(CONFIG)
     told = restore(tmp_path, "--config", str(tmp_path / "config.toml"))
-    assert "definitions of 1 entities from the configuration" in told
+    assert "definitions of 1 entity from the configuration" in told
     assert len(restored(tmp_path)) == 1
 
 

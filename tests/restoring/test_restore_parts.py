@@ -50,7 +50,7 @@ def test_only_these_entities_with_what_belongs_to_them(tmp_path):
     told = restore(tmp_path, "--entity", "Prices", "--entity", "talks")
     assert shown(told) == ["prices/subscriptions/red, active: 3"]
     assert "definitions of 3 entities" in told
-    assert "1 states of sessions" in told
+    assert "1 state of a session and" in told
     assert verify(tmp_path / "data").ok
     with LmdbStore(tmp_path / "data/partitions/0", partition_id=0, map_size_bytes=1 << 30, create=False) as store:
         assert len(store.scan(Table.ENTITIES, *ALL)) == 3
