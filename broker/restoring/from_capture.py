@@ -132,7 +132,7 @@ def restore(
     owned = tuple(sorted(set(wishes.owned)))
     if owned and owned[-1] >= found.partitions:
         raise DoesNotFit(
-            f"there is no partition {owned[-1]}: {found.source} says that there are {counted(found.partitions, 'partition')}"
+            f"there is no partition {owned[-1]}: {found.source} says that there are {found.partitions} partitions"
         )
     description = Description(found.partitions, owned=owned)
     files = Files(captured.files(TableName.LEDGER), captured.files(TableName.MESSAGES))

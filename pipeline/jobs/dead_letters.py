@@ -288,7 +288,7 @@ def _first(table: DataFrame, most: int) -> tuple[list[Row], int]:
     return rows[:most], len(rows) if len(rows) <= most else table.count()
 
 
-def _by_entity(summed: DataFrame, top: Sequence[str], rest: str) -> dict[str, dict[str, float]]:
+def _by_entity(summed: DataFrame, top: Sequence[str], rest: str) -> dict[str, dict[str, int]]:
     """How many messages have which of the reasons, all others being `rest`, by the label of the entity; most first."""
     reason = F.when(F.col("reason").isin(*top), F.col("reason")).otherwise(rest).alias("reason")
     rows = summed.groupBy("namespace", "entity", reason).agg(F.sum("messages").alias("messages")).collect()
@@ -296,7 +296,7 @@ def _by_entity(summed: DataFrame, top: Sequence[str], rest: str) -> dict[str, di
     for row in rows:
         totals[row.namespace, row.entity] += row.messages
     names = labels(key for key, _ in totals.most_common())
-    found: dict[str, dict[str, float]] = {name: {} for name in names.values()}
+    found: dict[str, dict[str, int]] = {name: {} for name in names.values()}
     for row in sorted(rows, key=lambda row: (row.reason == rest, -row.messages, row.reason)):
         found[names[row.namespace, row.entity]][row.reason] = row.messages
     return found
