@@ -4,7 +4,9 @@ import os
 import random
 import shutil
 import signal
+from functools import partial
 from pathlib import Path
+from subprocess import TimeoutExpired
 
 import psutil
 import pytest
@@ -68,19 +70,26 @@ def test_several_processes_restore_what_one_does(url, wanted, tmp_path):
 
 
 def test_whenever_it_is_killed_it_goes_on(url, wanted, tmp_path):
-    chance, kills, units = random.Random(7), 0, set()
+    chance, kills, before = random.Random(7), 0, set()
+
+    def units() -> set[str]:
+        return {each.stem for each in (tmp_path / "data" / WORK).glob("*.json")}
+
+    def is_further(running: Command, before: set[str]) -> bool:
+        return units() > before or running.process.poll() is not None
+
     while True:
         with command(tmp_path, url) as running:
+            eventually(partial(is_further, running, before), "more is done, or all")
             try:
-                running.process.wait(0.4 + chance.random())
-            except Exception:
+                code = running.process.wait(chance.random() / 2)
+            except TimeoutExpired:
                 assert running.end(signal.SIGKILL) == -signal.SIGKILL
                 kills += 1
-                left = {each.stem for each in (tmp_path / "data" / WORK).glob("*.json")}
-                assert units <= left  # nothing is done again
-                units = left
+                assert before <= units()  # nothing is done again
+                before = units()
                 continue
-            assert running.process.wait() == 0, running.err
+            assert code == 0, running.err
             break
     assert kills > 2
     assert tables(tmp_path / "data") == wanted[1]
