@@ -5,6 +5,7 @@ if the broker had done so. In the files of a capture, rows are changed, removed 
 """
 
 import random
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -242,7 +243,7 @@ def _hides_more(gap: Row, planted: Sequence[Fault], ledger: Ledger) -> bool:
 
 def plant_in_ledger(ledger: Ledger, before: Sequence[Fault], chance: random.Random) -> list[Fault]:
     """Of two messages an end, and of one a beginning is told twice; one forwarded message does not arrive; one row is
-    missing, and one is there twice. `before` were planted in the stores.
+    missing, and one is there twice. `before` were planted in the stores. The ledger has no manifest then.
     """
     planted: list[Fault] = []
     changes: dict[tuple[int, str, int], Row | None] = {}  # by place of the row; None: it is removed
@@ -291,4 +292,6 @@ def plant_in_ledger(ledger: Ledger, before: Sequence[Fault], chance: random.Rand
             rows += [] if changed is None else [changed] * (1 + (place(row) in doubled))
         path.unlink()  # it may be a link to the file of another capture
         pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
+    # These are a broker's faults and no damage: the audit refuses files that the manifest knows otherwise.
+    shutil.rmtree(Path(ledger.url) / "manifest")
     return planted
