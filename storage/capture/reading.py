@@ -132,16 +132,30 @@ class Captured:
         self._require(partition, epoch, first, end)
         wanted = SCHEMA.names if columns is None else [*columns, "journalOffset"]
         schema = pa.schema([field for field in SCHEMA if field.name in wanted])
+        has_messages = records and any(name in ONLY_IN_MESSAGES for name in schema.names)
         at = first
         for run in overlapping(self.files_of(partition, epoch, first, end), partition, epoch):
             spans = [each for file in run for each in file.ranges if each.position == (partition, epoch)]
-            until = min(end, 1 + max(each.last for each in spans))
-            rows = self._rows(run, partition, epoch, at, until, schema, records=records)
-            if not is_contiguous(rows.column("journalOffset"), at, until):
-                path = self._place.uri(run[0].path)
-                raise DamagedFile(path, f"partition {partition} has other rows than the manifest says")
-            yield from rows.to_batches(BATCH_ROWS)
-            at = until
+            last = min(end, 1 + max(each.last for each in spans))
+            for until in self._ends(partition, epoch, at, last) if has_messages else [last]:
+                rows = self._rows(run, partition, epoch, at, until, schema, records=records)
+                if not is_contiguous(rows.column("journalOffset"), at, until):
+                    path = self._place.uri(run[0].path)
+                    raise DamagedFile(path, f"partition {partition} has other rows than the manifest says")
+                yield from rows.to_batches(BATCH_ROWS)
+                at = until
+
+    def _ends(self, partition: int, epoch: str, first: int, end: int) -> list[int]:
+        """Offsets behind first, up to end. What lies between two is read at once, and has the bodies of about one file:
+        a file without bodies may have the rows of many with them.
+        """
+        begins = {
+            each.first
+            for file in self.files_of(partition, epoch, first, end, TableName.MESSAGES)
+            for each in file.ranges
+            if each.position == (partition, epoch) and first < each.first < end
+        }
+        return [*sorted(begins), end]
 
     def _read(
         self, file: DataFile, columns: Sequence[str], partition: int, epoch: str, first: int, end: int

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage.capture import files
 from storage.capture.chain import load
 from storage.capture.compaction import clean, compact, mergeable
 from storage.capture.errors import DamagedFile
@@ -52,6 +53,31 @@ def test_small_files_of_an_hour_become_one_and_readers_with_an_old_manifest_go_o
     reader.refresh()
     assert len(reader.files()) == len(reader.files(TableName.MESSAGES)) == 1
     assert read(reader, 1, 150).equals(old)
+
+
+def test_bodies_are_in_memory_of_one_file_at_a_time(tmp_path, monkeypatch):
+    """A merged file without bodies has the rows of many files with bodies, which together may be larger than memory."""
+    options = CaptureOptions(compact_after_seconds=0, file_bytes=150_000)
+    with CaptureWriter(Place.of(str(tmp_path)), NAMESPACE, options) as writer:
+        for first in range(0, 120, 30):
+            writer.add(0, EPOCH, batch(0, first, first + 30, body_bytes=10_000))
+            writer.roll()
+        compact(writer, {})
+        found = Captured(writer.place)
+    assert (len(found.files()), len(found.files(TableName.MESSAGES))) == (1, 4)
+    read_range, with_bodies = files.read_range, []
+
+    def noted(place, file, *arguments):
+        with_bodies.extend([file.path] if file.table is TableName.MESSAGES else [])
+        return read_range(place, file, *arguments)
+
+    monkeypatch.setattr(files, "read_range", noted)
+    offsets = []
+    for count, rows in enumerate(found.batches(0, EPOCH, 0, 120), 1):
+        assert len(with_bodies) == count
+        offsets += rows.column("journalOffset").to_pylist()
+    assert offsets == list(range(120))
+    assert len({*with_bodies}) == 4
 
 
 def test_replaced_files_go_after_their_time_and_files_of_a_killed_capture_as_well(tmp_path):
