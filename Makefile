@@ -33,6 +33,7 @@
 #   make pipeline-demo  a broker under load and kill -9, and the jobs over its journal, with planted faults; needs Java
 #   make tools     all that the longer tests need, with the SDKs of five languages
 #   make spark     also install Spark and the jobs, for tests/pipeline; they need Java 17 or later
+#   make spark-wheel  pyspark-peeklock in dist/, for clusters that bring their own Spark
 #   make install   only make .venv, with the command peeklock in it
 #   make clean     remove what these made, but no data of brokers
 
@@ -53,7 +54,7 @@ OF_BROKERS := $(addprefix tests/,end_to_end sessions forwarding operations clien
 unexport PYTHONDONTWRITEBYTECODE # else each process of the tests compiles all of them again
 
 .DEFAULT_GOAL := help
-.PHONY: help install spark spark-packages tools pipeline-demo serve test test-landing test-all test-changed test-one-process lint bench scaling model soak fuzz fuzz-native power-loss disk-full hostile-peers mutants split pairing-ledger drain kill-drivers sdk-ledger losing-a-worker waits capture-s3 pipeline-cluster pipeline-kills lock image pipeline-pods structure dead-code coverage clean
+.PHONY: help install spark spark-packages spark-wheel tools pipeline-demo serve test test-landing test-all test-changed test-one-process lint bench scaling model soak fuzz fuzz-native power-loss disk-full hostile-peers mutants split pairing-ledger drain kill-drivers sdk-ledger losing-a-worker waits capture-s3 pipeline-cluster pipeline-kills lock image pipeline-pods structure dead-code coverage clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -130,6 +131,9 @@ $(SPARK_PACKAGES): $(EXTENSION)
 $(SPARK_INSTALLED): $(SPARK_PACKAGES)
 	-@$(BIN)/peeklock jobs prepare # jobs are slower without it, and say themselves if there is no Java
 	@touch $@
+
+spark-wheel: $(INSTALLED)
+	cd pipeline && ../$(BIN)/python -m hatchling build -t wheel -d ../dist
 
 # kubectl builds the manifests of deploy/kubernetes. Where there is none, or one as old as Debian 12's, kustomize does.
 tools: $(SPARK_PACKAGES) $(BENCH_INSTALLED)
