@@ -82,7 +82,7 @@ def test_whenever_it_is_killed_it_goes_on(url, wanted, tmp_path):
         with command(tmp_path, url) as running:
             eventually(partial(is_further, running, before), "more is done, or all")
             try:
-                code = running.process.wait(chance.random() / 2)
+                code = running.process.wait(chance.random() / 8)
             except TimeoutExpired:
                 assert running.end(signal.SIGKILL) == -signal.SIGKILL
                 kills += 1
@@ -91,7 +91,7 @@ def test_whenever_it_is_killed_it_goes_on(url, wanted, tmp_path):
                 continue
             assert code == 0, running.err
             break
-    assert kills > 2
+    assert kills >= 2
     assert tables(tmp_path / "data") == wanted[1]
     assert verify(tmp_path / "data").ok
     assert sorted(each.name for each in (tmp_path / "data").iterdir()) == ["lock", "partitions", "peeklock.json"]
