@@ -174,12 +174,25 @@ def new_data_directory(path: Path, description: Description) -> Iterator[Path]:
         (work / PARTITIONS).rename(made)
         sync_directory(made)
         write_file(path / DESCRIPTION_FILE, replace(description, stores=description.here).to_json())
-        marker.unlink()
-        sync_directory(path)
+        _tidy(path)
         sync_directory(path.parent)
-        shutil.rmtree(work)
     finally:
         lock.release()
+
+
+def is_made(path: Path) -> bool:
+    """Whether a block of `new_data_directory` had ended there, and the process was killed before all was tidy. Then it
+    is tidy on return. Raises OSError."""
+    if not ((path / UNFINISHED).exists() and (path / DESCRIPTION_FILE).exists()):
+        return False
+    _tidy(path)
+    return True
+
+
+def _tidy(path: Path) -> None:
+    shutil.rmtree(path / WORK, ignore_errors=True)
+    (path / UNFINISHED).unlink()
+    sync_directory(path)
 
 
 def _copy(source: Path, target: Path, description: Description) -> int:

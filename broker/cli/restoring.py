@@ -9,7 +9,7 @@ import typer
 
 from broker.cli.progress import progress
 from broker.settings.config import Settings
-from storage.maintenance import WORK, MaintenanceError
+from storage.maintenance import WORK, MaintenanceError, is_made
 from storage.wording import counted
 
 MAX_LISTED = 50
@@ -40,6 +40,9 @@ def restore_capture(url: str, settings: Settings, asked: Asked) -> None:
         raise typer.BadParameter("is later than --until", param_hint="--since")
     owned = settings.cluster.owned if asked.partitions is None else _partitions(asked.partitions)
     wishes = Wishes(until, asked.allow_gaps, owned, since, tuple(asked.entities))
+    if is_made(settings.data_dir):
+        typer.echo(f"{settings.data_dir}: was restored before; the command was killed at its very end")
+        return
     with progress("rows", in_logs=True) as bar:
         try:
             found = restore(
