@@ -91,7 +91,8 @@ class _Maker:
         counts = 3 + is_dead
         at = np.repeat(np.arange(len(index)), counts)
         step = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)
-        dead, brings, arrives = is_dead[at], step == 0, step == 3
+        dead = is_dead[at]
+        brings, arrives = step == 0, dead & (step == 2)  # there it comes before it leaves here, as a broker says it
         sent_us = (BEGIN_US + index * self._us_each).astype(np.int64)
         waits_us = self._rng.exponential(20_000, (2, len(index))).astype(np.int64) + 500
         left_us = sent_us + waits_us.sum(axis=0)
