@@ -290,16 +290,15 @@ class _Body(io.RawIOBase):
     def options(self, columns: Collection[str] | None) -> pa.ipc.IpcReadOptions:
         """What leaves out all columns but these, and those that are needed here. Raises _Cut, pa.ArrowInvalid."""
         if columns is None:
-            return pa.ipc.IpcReadOptions()
+            return pa.ipc.IpcReadOptions(use_threads=False)
         head = self.read(8)
         length = int.from_bytes(head[4:], "little")
         if len(head) < 8 or head[:4] != _MESSAGE_BEGINS or length > MAX_SCHEMA_BYTES:
             raise _Cut("the answer is no stream of Arrow's, or was cut off")
         self._front = head + self.read(length)
         names = pa.ipc.read_schema(pa.py_buffer(self._front)).names
-        return pa.ipc.IpcReadOptions(
-            included_fields=[index for index, name in enumerate(names) if name in columns or name in _NEEDED]
-        )
+        wanted = [index for index, name in enumerate(names) if name in columns or name in _NEEDED]
+        return pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
 
     def read(self, size: int | None = -1) -> bytes:
         if self._front:

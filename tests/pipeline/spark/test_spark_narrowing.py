@@ -23,6 +23,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from protocol.client.messages import Message
 from pyspark_peeklock.conditions import NO_CONDITIONS
 from pyspark_peeklock.counting import count_rows
 from pyspark_peeklock.errors import InvalidOption
@@ -34,7 +35,16 @@ from pyspark_peeklock.parts import OffsetRange
 from pyspark_peeklock.rows import SCHEMA
 from storage.capture.place import Place
 from storage.capture.writing import CaptureOptions, CaptureWriter
-from tests.pipeline.spark.faulty_journal import EPOCH, T0, Journal, JournalServer, Partition, message_of, rows
+from tests.pipeline.spark.faulty_journal import (
+    EPOCH,
+    T0,
+    Journal,
+    JournalServer,
+    Partition,
+    message_of,
+    record_of,
+    rows,
+)
 
 START = datetime.fromtimestamp(T0 / 1_000_000, UTC)
 ENTITIES = ("orders", "Invoices", "a*[b]?")
@@ -213,6 +223,21 @@ def test_a_row_in_the_place_of_damaged_ones_has_its_columns(reader, journal):
 def test_small_batches_are_joined(reader, journal):
     journal.batch_rows = 7
     assert [batch.num_rows for batch in batches(reader())] == [150, 100]
+
+
+def test_large_batches_are_not_copied_into_larger_ones(reader, journal):
+    record = record_of(Message.of(bytes(12 << 10)))
+    journal.partitions = {0: Partition(rows(0, 0, 250, record=lambda _: record))}
+    assert [batch.num_rows for batch in batches(reader())] == [100, 100, 50]
+
+
+def test_batches_are_decompressed_by_the_thread_that_reads_them(reader, monkeypatch):
+    options, opened = [], pa.ipc.open_stream
+    monkeypatch.setattr(
+        pa.ipc, "open_stream", lambda *given, **more: options.append(more["options"]) or opened(*given, **more)
+    )
+    batches(reader())
+    assert [each.use_threads for each in options] == [False, False]
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
