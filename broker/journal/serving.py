@@ -30,6 +30,7 @@ NEXT_OFFSET: Final = "X-Peeklock-Next-Offset"
 CURRENT_SECONDS: Final = 20.0  # that a question may wait for what was logged before it
 CURRENT_POLL_SECONDS: Final = 0.02
 MAX_READERS: Final = 32  # at once
+PIECE_BYTES: Final = 256 << 10  # that are written at once: of more, what the socket does not take is copied
 
 log = get_logger("journal")
 
@@ -200,7 +201,9 @@ class Serving:
                 piece = await asyncio.shield(next_piece)
                 if piece is None:
                     break
-                await response.write(piece)
+                view = memoryview(piece)
+                for at in range(0, len(view), PIECE_BYTES):
+                    await response.write(view[at : at + PIECE_BYTES])
             await response.write_eof()
             return response
         finally:

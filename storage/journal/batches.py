@@ -32,7 +32,7 @@ def stream(
     small: list[pa.RecordBatch] = []
     small_bytes = small_rows = 0
 
-    def joined() -> Iterator[bytes]:
+    def joined() -> Iterator[memoryview]:
         nonlocal small_bytes, small_rows
         if small:
             yield message(pa.concat_batches(small))

@@ -121,14 +121,15 @@ class Piece(NamedTuple):
     def is_whole(self) -> bool:
         return (self.first, self.end) == (self.head.first_offset, self.head.end_offset)
 
-    def payload(self) -> bytes:
+    def payload(self) -> memoryview:
         """Raises JournalDamaged, OSError."""
         data = os.pread(self.descriptor, HEAD_BYTES + self.head.length, self.at)
+        payload = memoryview(data)[HEAD_BYTES:]
         try:
-            check(data, memoryview(data)[HEAD_BYTES:])
+            check(data, payload)
         except CorruptJournal as error:
             raise JournalDamaged(self.path, self.at, self.first, self.end, str(error)) from None
-        return data[HEAD_BYTES:]
+        return payload
 
 
 class Oldest(NamedTuple):

@@ -86,7 +86,7 @@ def _checksum(fields: bytes, payload: bytes | memoryview | pa.Buffer) -> int:
     return xxh3_64_intdigest(payload, xxh3_64_intdigest(fields))
 
 
-def decode(payload: bytes, *, records: bool = True) -> pa.RecordBatch:
+def decode(payload: bytes | memoryview, *, records: bool = True) -> pa.RecordBatch:
     """Without `records`, columns with bodies are left out, and not decompressed. Raises CorruptJournal."""
     try:
         with pa.ipc.open_stream(payload, options=None if records else _WITHOUT_BODIES) as stream:
@@ -111,7 +111,7 @@ def made_of(payload: bytes) -> Made:
         raise CorruptJournal(f"what the rows were made of cannot be read: {error!r}") from error
 
 
-def message_of(payload: bytes) -> memoryview:
+def message_of(payload: bytes | memoryview) -> memoryview:
     """The message of the stream that has the batch, as it is: behind that of the schema. Raises CorruptJournal."""
     view = memoryview(payload)
     if payload[:4] != _END[:4] or payload[-len(_END) :] != _END:
@@ -125,8 +125,8 @@ def stream_begin(schema: pa.Schema) -> bytes:
     return found
 
 
-def message(batch: pa.RecordBatch) -> bytes:
-    return bytes(message_of(_stream(batch, batch.schema).to_pybytes()))
+def message(batch: pa.RecordBatch) -> memoryview:
+    return message_of(memoryview(_stream(batch, batch.schema)).cast("B"))  # pyarrow says that its bytes have signs
 
 
 def _stream(batch: pa.RecordBatch, schema: pa.Schema) -> pa.Buffer:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 
 from broker.catalog.catalog import Definition
+from broker.gateway.web.journal import PIECE_BYTES
 from protocol.nodes.sas_tokens import generate
 from storage.journal.files import PartitionJournal
 from storage.journal.frames import Made
@@ -143,6 +144,22 @@ def test_a_large_range_piece_by_piece(call, served):
         found += offsets(body)
         at = int(headers["X-Peeklock-Next-Offset"])
     assert found == [*range(journals[3].low, journals[3].stable)]
+
+
+def test_pieces_are_large_enough_to_cost_little(served):
+    broker, journals = served
+    token = generate("http://localhost/", KEY_NAME, KEY, int(time.time()) + 60)
+    target = path_of(journals[3], 3, journals[3].low, 10**9, f"&maxBytes={8 << 20}")
+    with socket.create_connection(("localhost", broker.http_port), PATIENCE_S) as client, client.makefile("rb") as file:
+        client.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token}\r\n\r\n".encode())
+        while file.readline().strip():
+            continue
+        sizes = []
+        while size := int(file.readline(), 16):
+            sizes.append(size)
+            file.read(size + 2)
+    assert sum(sizes) > 4 << 20
+    assert 64 << 10 < max(sizes) <= PIECE_BYTES
 
 
 @pytest.mark.parametrize(("first", "status"), [("low - 1", 416), ("stable + 1", 416), ("low", 200)])

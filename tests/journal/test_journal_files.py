@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from storage.journal.batches import stream
 from storage.journal.files import JournalDamaged, JournalFull, OutOfRetention, PartitionJournal, Reached
-from storage.journal.frames import HEAD_BYTES, CorruptJournal, Made, decode, decode_head, encode
+from storage.journal.frames import HEAD_BYTES, CorruptJournal, Made, decode, decode_head, encode, message_of
 from storage.journal.schema import SCHEMA
 from tests.examples import examples
 from tests.journal.journaled import plain_record, plain_rows, read
@@ -345,6 +345,16 @@ def test_small_batches_are_joined_and_large_ones_passed_on(journal):
     journal.sync(1.0)
     data = b"".join(stream(2, journal.read(0, 200, 1 << 30), None, records=True, time_ms=0))
     assert [batch.num_rows for batch in pa.ipc.open_stream(data)] == [100, 100]
+
+
+def test_what_is_passed_on_is_what_was_read_and_no_copy(journal):
+    journal.add(100, 2000)
+    journal.sync(1.0)
+    with contextlib.closing(journal.read(0, 100, 1 << 30)) as reading:
+        [piece] = reading.pieces
+        passed_on = message_of(piece.payload())
+    assert isinstance(passed_on.obj, bytes)
+    assert len(passed_on.obj) == HEAD_BYTES + piece.head.length
 
 
 def test_an_epoch_of_its_own_for_another_store(journal):

@@ -37,6 +37,7 @@ from broker.settings.config import Settings
 
 CONNECT_SECONDS: Final = 5.0
 SILENT_SECONDS: Final = 60.0  # the journal has sent nothing for so long
+READ_BYTES: Final = 256 << 10  # of an answer, before it is read no further until they are passed on
 JournalOf = Callable[[int], int]
 """The number of the journal that has a partition; of one that nobody has, that of any, which refuses it."""
 
@@ -216,7 +217,7 @@ class Journals:
             else:
                 connector = UnixConnector(self._socket, limit=0)
             timeout = ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENT_SECONDS)
-            self._session = ClientSession(connector=connector, timeout=timeout)
+            self._session = ClientSession(connector=connector, timeout=timeout, read_bufsize=READ_BYTES)
         return self._session
 
     def _made(self, address: AddrInfoType) -> socket.socket:
