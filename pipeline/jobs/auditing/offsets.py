@@ -21,7 +21,7 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from pipeline.jobs.captured import DamagedLedger
-from pipeline.jobs.ledger import LedgerError, queue
+from pipeline.jobs.ledger import LedgerError, kept, queue
 from storage.capture.inventory import Expected, Span, without
 
 MAX_PROBLEMS: Final = 100_000
@@ -452,7 +452,8 @@ def _backward(buckets: DataFrame, ledger: DataFrame, skew: timedelta) -> DataFra
     first, last = F.unix_micros("firstTime"), F.unix_micros("lastTime")
     suspects = buckets.select(*_EPOCH, "bucket", first.alias("first"), last.alias("last"), latest.alias("latest"))
     is_suspect = (F.col("last") - F.col("first") > micros) | (F.col("latest") - F.col("first") > micros)
-    suspects = suspects.filter(is_suspect).select(*_EPOCH, "bucket", "latest")
+    # Mostly there are none, and then Spark need not read the ledger, if it knows.
+    suspects = suspects.filter(is_suspect).select(*_EPOCH, "bucket", "latest").transform(kept)
     time = F.unix_micros("eventTime")
     rows = ledger.select(
         *_EPOCH, F.expr(f"journalOffset div {_BITS}").alias("bucket"), "journalOffset", time.alias("time")

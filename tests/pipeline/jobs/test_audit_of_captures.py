@@ -21,8 +21,9 @@ from tests.pipeline.ledgers import PRESENT, History
 pytest.importorskip("pyspark")
 
 from pipeline.jobs import audit, dead_letters, latency, usage
+from pipeline.jobs.auditing import offsets
 from pipeline.jobs.captured import DamagedLedger, Manifest
-from pipeline.jobs.ledger import Source
+from pipeline.jobs.ledger import Source, normalized
 
 EPOCH, RESTORED = "00000000000000a1", "00000000000000b2"
 ID = "0123456789abcdef" * 2
@@ -234,6 +235,18 @@ def test_times_that_go_back_far_behind(spark, captured, tmp_path):
     captured.add(rows)
     assert run(captured, tmp_path, "--whole", *ALL) == 0
     assert problems(tmp_path) == [("backward", 0, 150, 200)]
+
+
+def test_times_that_go_forward_are_not_looked_at_twice(spark, tmp_path, monkeypatch):
+    """Spark leaves out a join with nothing, and the ledger that it would read for it."""
+    ledgers.write(tmp_path / "ledger", sent().rows)
+    asked, backward = [], offsets._backward
+    monkeypatch.setattr(offsets, "_backward", lambda *given: asked.append(backward(*given)) or asked[-1])
+    offsets.offsets_of(normalized(Source.at(str(tmp_path / "ledger")).rows(spark)))
+    [found] = asked
+    plan = found._jdf.queryExecution().optimizedPlan().toString()
+    assert "LocalRelation <empty>" in plan
+    assert "Relation [" not in plan
 
 
 def test_bodies_are_compared_with_what_was_enqueued(spark, captured, tmp_path, capsys):
