@@ -32,8 +32,8 @@ def reads(bench: Recorder, server: Peeklock) -> None:
             "stream": lambda: _stream(spark, place, None, count),
             "stream-narrow": lambda: _stream(spark, place, NARROW, count),
             "stream-rate": lambda: _rate_stream(spark, place, count),
-            "batch": lambda: _all(spark.read.format("peeklock").options(**place.journal()).load()),
-            "batch-range": lambda: _all(_rows_of_1_kib(spark, count)),
+            "batch": lambda: read_all(spark.read.format("peeklock").options(**place.journal()).load()),
+            "batch-range": lambda: read_all(rows_of_1_kib(spark, count)),
         }
         rates = _in_turn(bench, server, count, works)
         fill(bench, server, "recv", count)
@@ -45,8 +45,8 @@ def reads(bench: Recorder, server: Peeklock) -> None:
 
         files = captured(folder).uris()
         captures: dict[str, on_spark.Work] = {
-            "captured": lambda: _all(read(spark, folder)),
-            "captured-files": lambda: _all(spark.read.parquet(*files)),
+            "captured": lambda: read_all(read(spark, folder)),
+            "captured-files": lambda: read_all(spark.read.parquet(*files)),
         }
         if (found := read(spark, folder).count()) != events:
             raise LoadFailed(f"{found:,} of {events:,} captured events were read")
@@ -72,7 +72,7 @@ def _in_turn(
     return {name: mean(values) for name, values in rates.items()}
 
 
-def _all(rows: Any) -> None:
+def read_all(rows: Any) -> None:
     """Read all rows and columns, and drop them."""
     rows.write.format("noop").mode("overwrite").save()
 
@@ -108,7 +108,7 @@ def _rate_stream(spark: Any, place: on_spark.Place, count: int) -> float:
     return sum(on_spark.seconds(each) for each in found[:BATCHES])
 
 
-def _rows_of_1_kib(spark: Any, count: int) -> Any:
+def rows_of_1_kib(spark: Any, count: int) -> Any:
     return _with_body(spark.range(0, count, 1, on_spark.TASKS).withColumnRenamed("id", "value"))
 
 

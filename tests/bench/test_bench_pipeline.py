@@ -11,7 +11,7 @@ from bench import load, run
 from bench.load import LoadFailed
 from bench.measure import fresh
 from bench.page import TITLES, cost_group
-from bench.pipeline import auditing, brokers
+from bench.pipeline import auditing, brokers, rows_read
 from bench.pipeline.brokers import PeeklockWithJournal
 from bench.plan import MODES, Plan
 from bench.recording import Recorder
@@ -101,6 +101,18 @@ def test_reads_are_measured_beside_sources_of_spark(spark, measured):
         assert found[f"spark-{ours}-share"] == pytest.approx(found[f"spark-{ours}"] / found[f"spark-{theirs}"])
         assert costs[f"spark-{ours}"]["client"] > 0
     assert costs["spark-stream"]["journal"] > costs["spark-stream-rate"]["journal"]
+
+
+def test_rows_that_spark_reads_are_measured_by_clock_and_cpu(spark, tools):
+    found = rows_read.measured(2000, turns=1, warm_up=0)
+    assert {rows for rows, _ in found.values()} == {0, 2000}
+    for _, [cost] in found.values():
+        assert cost.cpu == pytest.approx(cost.java + cost.python + cost.broker)
+        assert cost.elapsed > 0
+        assert cost.cpu > 0
+    shown = rows_read.table(found)
+    assert [*shown.columns[0].cells] == [*found]
+    assert [*shown.columns[-1].cells][[*found].index(rows_read.RANGE)] == "1.00"
 
 
 def test_micro_batches_are_measured_beside_sources_of_spark(spark, measured):
