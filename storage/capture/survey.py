@@ -106,7 +106,6 @@ class OfQueue:
     partition: int
     entity: str | None
     sub_queue: str | None
-    rows: int = 0
     highest: int | None = None  # the highest number
     first: int | None = None  # the lowest number of those that entered, but for moved and restored messages
     given: int = 0
@@ -115,7 +114,6 @@ class OfQueue:
     left_us: int = _NEVER
 
     def add(self, other: "OfQueue") -> None:
-        self.rows += other.rows
         self.highest = _of_both(max, self.highest, other.highest)
         self.first = _of_both(min, self.first, other.first)
         self.given += other.given
@@ -218,7 +216,7 @@ def look(rows: pa.Table | pa.RecordBatch, is_before: pa.Array | None = None) -> 
         }
     )
     measures = [
-        ("queue", "count"), ("number", "max"), ("entered", "min"), ("gives", "sum"), ("used", "max"), ("came", "max"),
+        ("number", "max"), ("entered", "min"), ("gives", "sum"), ("used", "max"), ("came", "max"),
         ("left", "max"), ("before", "sum"), ("offset", "max"),
     ]  # fmt: skip
     grouped = wanted.group_by("queue", use_threads=False).aggregate(measures).to_pylist()
@@ -227,9 +225,8 @@ def look(rows: pa.Table | pa.RecordBatch, is_before: pa.Array | None = None) -> 
         partition, entity, sub_queue = names[each["queue"]]
         times = (_NEVER if each[name] is None else each[name] for name in ("used_max", "came_max", "left_max"))
         found.queues[partition, entity, sub_queue] = OfQueue(
-            partition, entity, sub_queue, each["queue_count"], each["number_max"], each["entered_min"],
-            each["gives_sum"], *times,
-        )  # fmt: skip
+            partition, entity, sub_queue, each["number_max"], each["entered_min"], each["gives_sum"], *times
+        )
         found.before[partition] = found.before.get(partition, 0) + each["before_sum"]
         if each["offset_max"] is not None:
             ends[partition] = max(each["offset_max"], ends.get(partition, 0))
