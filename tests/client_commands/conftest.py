@@ -29,6 +29,8 @@ name = "named-spread"
 enable_partitioning = true
 [[queues]]
 name = "plain"
+[[queues]]
+name = "brief"
 lock_duration_ms = 5000
 [[queues]]
 name = "spread"
@@ -38,6 +40,9 @@ name = "scattered"
 enable_partitioning = true
 [[queues]]
 name = "talks"
+requires_session = true
+[[queues]]
+name = "brief-talks"
 requires_session = true
 lock_duration_ms = 5000
 [[queues]]

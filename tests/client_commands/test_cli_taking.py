@@ -226,14 +226,14 @@ def test_messages_of_a_partitioned_queue_are_moved_until_one_is_refused(peeklock
 def test_locks_are_renewed_while_they_are_held(broker, monkeypatch):
     """Locks last 5 seconds. One of them is lost, and the others stay."""
     monkeypatch.setattr("broker.cli.taking.held.RENEW_SECONDS", 0.5)
-    send(broker, "plain", *numbered(range(5)))
-    send(broker, "talks", *numbered(range(2), "s"))
+    send(broker, "brief", *numbered(range(5)))
+    send(broker, "brief-talks", *numbered(range(2), "s"))
 
     async def work(connection):
-        plain, talks = await connection.management("plain"), await connection.management("talks")
+        plain, talks = await connection.management("brief"), await connection.management("brief-talks")
         receiver, of_session = (
-            await connection.receiver("plain", credit=0),
-            await connection.accept_session("talks", "s"),
+            await connection.receiver("brief", credit=0),
+            await connection.accept_session("brief-talks", "s"),
         )
         async with Held(receiver, plain) as held, Held(of_session, talks) as session_held:
             taken = await receiver.fetch(10)
