@@ -147,7 +147,7 @@ def report(found: DataFrame) -> Report:
         text = f"{counted(messages, 'message was', 'messages were')} delivered, at the latest after "
         text += f"{duration(max(row.longest for row in delivered))}."
         name = labels((row.namespace, row.entity) for row in delivered)[slowest.namespace, slowest.entity]
-        of = f" of {name}, the slowest of {len(delivered):,}" if len(delivered) > 1 else f" of {name}"
+        of = f" of {name}, the slowest of {len(delivered):,}," if len(delivered) > 1 else f" of {name}"
         headline = Headline(Duration(slowest.p99), f"until 99 of 100 messages{of} were delivered")
     return Report("Delivery latency", text, "plain", entities, sections, headline)
 
