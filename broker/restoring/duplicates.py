@@ -5,7 +5,7 @@ them, so the ids of messages that no subscription took are not known.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -56,17 +56,22 @@ class Windows:
 
     def add(self, partition: int, batch: pa.RecordBatch) -> None:
         """Rows of this partition that are before the cut. Raises StoreError."""
+        windows = {path: each for path, each in self._windows.items() if self._where(partition, each) in self._stores}
         since = pa.scalar((self._now_ms - self._longest_ms) * 1000, pa.int64())
-        if not self._windows or not pc.any(pc.greater(batch.column("eventTime").cast(pa.int64()), since)).as_py():
+        if not windows or not pc.any(pc.greater(batch.column("eventTime").cast(pa.int64()), since)).as_py():
             return
         wanted = pc.and_(
             pc.is_in(batch.column("op"), pa.array(["enqueued", "scheduled"])), pc.is_valid(batch.column("messageId"))
         )
+        is_of_one = pc.or_(
+            _is_one_of(batch.column("entity"), windows), _is_one_of(batch.column("originEntity"), windows)
+        )
+        wanted = pc.and_(wanted, is_of_one)
         found: dict[tuple[str, int], dict[bytes, int]] = defaultdict(dict)  # by entity and end: digests, their numbers
         for row in batch.filter(wanted).select(_COLUMNS).to_pylist():
             path, number = self._sent_to(row)
-            window = self._windows.get(path)
-            if window is None or not self._is_here(partition, window):
+            window = windows.get(path)
+            if window is None:
                 continue
             end_ms = to_ms(row["eventTime"]) + window.ms
             if end_ms > self._now_ms:
@@ -75,10 +80,7 @@ class Windows:
                     key = row["sessionId"]
                 found[path, end_ms].setdefault(digest(row["messageId"].encode(errors="replace"), key), number)
         for (path, end_ms), numbers in found.items():
-            self._keep(partition, self._windows[path], end_ms, numbers)
-
-    def _is_here(self, partition: int, window: _Window) -> bool:
-        return self._where(partition, window) in self._stores
+            self._keep(partition, windows[path], end_ms, numbers)
 
     @staticmethod
     def _where(partition: int, window: _Window) -> int:
@@ -107,3 +109,10 @@ class Windows:
             self.ids += len(new)
         while seen.is_busy:
             seen.step(self._now_ms, _ROOM_BYTES)
+
+
+def _is_one_of(names: pa.Array, paths: Container[str]) -> pa.Array:
+    """Whether each name is one of these paths, which are in lower case; null is none of them."""
+    return pc.is_in(
+        names, pa.array([each for each in pc.unique(names).to_pylist() if each and each.lower() in paths], pa.string())
+    )

@@ -30,8 +30,8 @@ from storage.data_dir import Description
 from storage.maintenance import MaintenanceError, new_data_directory
 from storage.wording import counted, plural
 
-PLAN_VERSION: Final = 1
-SMALL_BYTES: Final = 32 << 20
+PLAN_VERSION: Final = 1  # of what units write down; an earlier one's are done anew
+SMALL_BYTES: Final = 32 << 20  # of files: to read them takes as long as to start a process
 MAX_LISTED: Final = 50
 _LONG_AGO: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -171,7 +171,7 @@ def _plan(captured: Captured, found: Definitions, wishes: Wishes) -> dict[str, A
     """What must be the same for units that were done before to count."""
     return {
         "version": PLAN_VERSION,
-        "capture": captured.checksum,
+        "capture": captured.newest,
         "definitions": sha256(repr((found.partitions, found.entities, found.rules)).encode()).hexdigest(),
         "until": _text(wishes.until),
         "since": _text(wishes.since),

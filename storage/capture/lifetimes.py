@@ -67,6 +67,8 @@ def matters(rows: pa.Table) -> pa.Array:
 
 
 class Message(NamedTuple):
+    """One in one queue; it has another number in each queue that it goes to."""
+
     partition: int
     entity: str  # in lower case
     sub_queue: str

@@ -62,9 +62,9 @@ class Captured:
         return None if self._state is None else self._state.namespace_id
 
     @property
-    def checksum(self) -> str | None:
-        """That of the newest entry of the manifest."""
-        return None if self._state is None else self._state.head_checksum
+    def newest(self) -> str:
+        """The newest entry of the manifest: its name and, if it is known, its checksum. Empty if there is none."""
+        return "" if self._state is None else f"{self._state.head} {self._state.head_checksum or ''}"
 
     def ranges(self) -> list[CapturedRange]:
         """All offsets that are there, sorted. Between two of one partition and epoch the journal had dropped some."""

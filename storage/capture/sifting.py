@@ -251,8 +251,9 @@ class Offsets:
 
     @staticmethod
     def write(work: Work, partition: int, offsets: pa.Array) -> None:
+        """Durable on return. Raises OSError."""
         content = pa.concat_arrays([offsets]).buffers()[1]  # none is null, so they are side by side
-        Offsets._path(work, partition).write_bytes(content[: 8 * len(offsets)] if len(offsets) else b"")
+        write_file(Offsets._path(work, partition), content[: 8 * len(offsets)].to_pybytes() if len(offsets) else b"")
 
     @staticmethod
     def _path(work: Work, partition: int) -> Path:

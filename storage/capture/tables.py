@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage.capture.columns import one
 from storage.capture.errors import ForeignRows
 from storage.capture.manifest import Position, Range, TableName
 from storage.journal.events import DAMAGED, Op, name_of
@@ -89,7 +90,7 @@ def is_contiguous(offsets: pa.ChunkedArray, first: int, end: int) -> bool:
     """Whether they are all from first to end - 1, in this order."""
     if len(offsets) != end - first:
         return False
-    return first == end or (offsets[0].as_py() == first and _all(pc.equal(pc.pairwise_diff(_one(offsets)), 1)))
+    return first == end or (offsets[0].as_py() == first and _all(pc.equal(pc.pairwise_diff(one(offsets)), 1)))
 
 
 def _all(array: pa.Array) -> bool:
@@ -102,7 +103,7 @@ def parts(namespace: str, batches: Mapping[Position, Sequence[pa.RecordBatch]]) 
     rows = rows.combine_chunks()
     order = _order_of_hours_and_entities(rows)
     yield from _by_hour(TableName.LEDGER, rows, order)
-    has_more = pc.or_(*(pc.is_valid(_one(rows.column(name))) for name in ONLY_IN_MESSAGES))
+    has_more = pc.or_(*(pc.is_valid(one(rows.column(name))) for name in ONLY_IN_MESSAGES))
     if pc.any(has_more).as_py():
         yield from _by_hour(TableName.MESSAGES, rows, order.filter(has_more.take(order)))
 
@@ -115,7 +116,7 @@ def _widened(namespace: str, position: Position, batches: Sequence[pa.RecordBatc
 
 def _order_of_hours_and_entities(rows: pa.Table) -> pa.Array:
     """Indices of the rows, sorted by hour and entity. The sort is stable: offsets stay in their order."""
-    key = _ranks(_one(rows.column("entity")))
+    key = _ranks(one(rows.column("entity")))
     hours = _hours(rows)
     if not _all(pc.equal(hours, hours[0])):
         width = pc.max(key).as_py() + 1
@@ -124,11 +125,7 @@ def _order_of_hours_and_entities(rows: pa.Table) -> pa.Array:
 
 
 def _hours(rows: pa.Table) -> pa.Array:
-    return pc.divide(_one(rows.column("eventTime")).cast(pa.int64()), HOUR_US)
-
-
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+    return pc.divide(one(rows.column("eventTime")).cast(pa.int64()), HOUR_US)
 
 
 def _ranks(values: pa.Array) -> pa.Array:
@@ -175,9 +172,9 @@ def merged(table: TableName, hour: int, tables: Iterable[pa.Table]) -> Part:
     """The rows of several files of one hour."""
     rows = pa.concat_tables(tables).combine_chunks()
     keys = {
-        "entity": _ranks(_one(rows.column("entity"))),
+        "entity": _ranks(one(rows.column("entity"))),
         "partition": rows.column("partition"),
-        "epoch": _ranks(_one(rows.column("epoch"))),
+        "epoch": _ranks(one(rows.column("epoch"))),
         "journalOffset": rows.column("journalOffset"),
     }
     order = pc.sort_indices(pa.table(keys), sort_keys=[(name, "ascending") for name in SORTED_BY])
