@@ -23,19 +23,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from pipeline.jobs import plots, running
 from pipeline.jobs.auditing.identities import is_accepted
-from pipeline.jobs.ledger import kept, normalized
+from pipeline.jobs.ledger import enters, kept, normalized
 from pipeline.jobs.report import Headline, Report, Section, Table, counted, labels
 from storage.wording import plural
 
 OPERATION_BYTES: Final = 64 << 10
 # The names that a pairing gives its backlog queues: of the primary, then this, then an index.
 BACKLOG_QUEUE: Final = r"^.+/x-servicebus-transfer/[0-9]+$"
-_PLACE = ("namespace", "partition", "epoch", "entity", "entityId", "subQueue", "sequenceNumber")
+_QUEUE = ("namespace", "partition", "epoch", "entity", "entityId", "subQueue")
 _SHOWN = 30
 
 
@@ -82,24 +82,7 @@ def usage(ledger: DataFrame, prices: Prices | None = None) -> DataFrame:
         size.alias("sentBytes"),
         _operations(size).alias("operations"),
     )
-    # A delivery does not say how large its message is: the row that brought it does.
-    sizes = rows.filter(op.isin("enqueued", "scheduled")).groupBy(*_PLACE).agg(F.max("bodySize").alias("size"))
-    at_once = (op == "completed") & F.col("reason").eqNullSafe("receiveAndDelete")
-    handed_out = (
-        rows.filter((op == "delivered") | at_once)
-        .groupBy(*_PLACE, day)
-        .agg(F.sum((op == "delivered").cast("int")).alias("locked"), F.sum(at_once.cast("int")).alias("deleted"))
-    )
-    deliveries = handed_out.join(sizes, list(_PLACE), "left")
-    # Whether such a receive has a row `delivered` as well or not, it is one delivery.
-    count = F.greatest("locked", "deleted")
-    size = F.coalesce("size", F.lit(0))
-    receives = deliveries.select(
-        *("namespace", "entity", "day"),
-        count.alias("receives"),
-        (count * size).alias("receivedBytes"),
-        (count * _operations(size)).alias("operations"),
-    )
+    receives = _receives(rows)
     counts = ("sends", "receives", "pings", "sentBytes", "receivedBytes", "operations")
     found = (
         sends.unionByName(receives, allowMissingColumns=True)
@@ -112,6 +95,42 @@ def usage(ledger: DataFrame, prices: Prices | None = None) -> DataFrame:
         millions += F.col("receives") * prices.receives
         cost = millions / 1e6 + (F.col("sentBytes") + F.col("receivedBytes")) * prices.gigabytes / 1e9
     return found.withColumn("cost", cost)
+
+
+def _receives(rows: DataFrame) -> DataFrame:
+    """Deliveries of normalized rows, by queue and day: `namespace`, `entity`, `day`, `receives`, `receivedBytes` and
+    their `operations`.
+    """
+    op = F.col("op")
+    at_once = (op == "completed") & F.col("reason").eqNullSafe("receiveAndDelete")
+    # Numbers alone, because to hash and exchange the texts of each place takes longer than all the rest.
+    queue = F.xxhash64(*_QUEUE).alias("queue")
+    message = ("queue", "sequenceNumber")
+    days = (
+        rows.filter(enters() | at_once | (op == "delivered"))
+        .select(
+            queue,
+            "sequenceNumber",
+            F.to_date("eventTime").alias("day"),
+            F.when(enters(), F.col("bodySize")).alias("size"),
+            (op == "delivered").cast("int").alias("locked"),
+            at_once.cast("int").alias("deleted"),
+        )
+        .groupBy(*message, "day")
+        .agg(F.max("size").alias("size"), F.sum("locked").alias("locked"), F.sum("deleted").alias("deleted"))
+    )
+    # A delivery does not say how large its message is: the row that brought it does, on whatever day.
+    size = F.coalesce(F.max("size").over(Window.partitionBy(*message)), F.lit(0)).alias("size")
+    # Whether a receive that deletes has a row `delivered` as well or not, it is one delivery.
+    count = F.greatest("locked", "deleted").alias("count")
+    each = days.select("queue", "day", size, count).filter("count > 0")
+    sums = each.groupBy("queue", "day").agg(
+        F.sum("count").alias("receives"),
+        F.sum(F.col("count") * F.col("size")).alias("receivedBytes"),
+        F.sum(F.col("count") * _operations(F.col("size"))).alias("operations"),
+    )
+    names = rows.select(queue, "namespace", "entity").distinct()
+    return sums.join(names, "queue").drop("queue")
 
 
 def _operations(size: Column) -> Column:
