@@ -266,6 +266,14 @@ def decode_entry(value: bytes) -> Entry:
 
 
 # References: the number of queue entries that refer to one message, and its crc32. If it is absent, the number is 1.
+def entry_or_none(value: bytes | None) -> Entry | None:
+    """Decode an entry of QUEUE; None if there is none, or it cannot be read."""
+    try:
+        return None if value is None else decode_entry(value)
+    except CorruptRecord:
+        return None
+
+
 def encode_references(count: int) -> bytes:
     number = count.to_bytes(4, "big")
     return number + crc32(number).to_bytes(4, "big")

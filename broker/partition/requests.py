@@ -22,10 +22,10 @@ from broker.errors import (
 from broker.partition import sending
 from broker.partition.entities import require_receive
 from broker.partition.forwarding.source import forwards
-from broker.partition.messages import browsing, cancelling, settlement
+from broker.partition.messages import browsing, cancelling, settlement, stored
 from broker.partition.messages.deliveries import RECEIVED_AND_DELETED, new_token
 from broker.partition.messages.hand_out import withdraw
-from broker.partition.messages.moves import Properties, discard, expire, overlay_expires_ms, set_aside, unlocked
+from broker.partition.messages.moves import Properties, discard, expire, unlocked
 from broker.partition.messages.schedule import scheduled_ms_of
 from broker.partition.messages.selecting import selector_of
 from broker.partition.moving import moves
@@ -37,6 +37,7 @@ from broker.partition.state.locks import NOBODY, Held, Holder
 from broker.partition.state.queue import Queue
 from broker.partition.state.receivers import Session
 from broker.partition.state.timers import Due
+from broker.partition.state.window import Ref, overlay_of
 from broker.partition.topics import rule_requests
 from broker.wire import Outcome
 from protocol import error_texts
@@ -51,12 +52,9 @@ from storage.records import (
     Place,
     decode_counts,
     decode_document,
-    decode_entry,
     encode_document,
     entity_key,
     message_enqueued_ms,
-    message_expires_ms,
-    queue_key,
 )
 from storage.store import Table
 
@@ -254,14 +252,13 @@ def _find_numbered(
         raise EntityDisabled(error_texts.receive_disabled(queue.terms.name))
     found: list[tuple[Held, bytes]] = []
     expired: list[Held] = []
-    unreadable: list[tuple[Place, int, int | None]] = []
     missing: list[int] = []
     used_bytes = 0
     locked_active: set[int] | None = None  # looked up for the first active one
     for number in numbers:
         place, locked = Place.DEFERRED, queue.locks.deferred
-        entry = _entry(core, queue, place, number)
-        if entry is None and active and (entry := _entry(core, queue, Place.AVAILABLE, number)) is not None:
+        entry = stored.entry_at(core, queue, place, number)
+        if entry is None and active and (entry := stored.entry_at(core, queue, Place.AVAILABLE, number)) is not None:
             if queue.is_held_back:  # another partition may have taken the message over
                 raise ServerBusy(error_texts.SERVER_BUSY)
             if locked_active is None:
@@ -270,21 +267,13 @@ def _find_numbered(
         if entry is None or number in locked:
             missing.append(number)
             continue
-        try:
-            message_id, delivery_count, overlay = decode_entry(entry)
-        except CorruptRecord:
-            unreadable.append((place, number, None))
-            continue
-        if session_id is not None and (overlay or {}).get(Field.SESSION) != session_id:
+        message = stored.read_message(core, queue, place, number, entry)
+        if message is None or not _is_of(session_id, message[0]):
             missing.append(number)
             continue
-        record = core.bodies.read_one(message_id)
-        if record is None:
-            unreadable.append((place, number, message_id))
-            continue
-        expires_ms = NEVER if queue.is_dead_letter else _expires_ms(overlay, record)
-        due_ms = NEVER if place == Place.DEFERRED else expires_ms
-        held = unlocked((number, message_id, delivery_count, overlay), len(record), due_ms, place)
+        ref, record = message
+        expires_ms = stored.expires_ms(queue, overlay_of(ref), record)
+        held = unlocked(ref, len(record), NEVER if place == Place.DEFERRED else expires_ms, place)
         if expires_ms <= now_ms:
             expired.append(held)
             continue
@@ -294,13 +283,15 @@ def _find_numbered(
     for held in expired:
         expire(core, queue, held)
     queue.forget([(number, overlay) for (number, _, _, overlay), _, _, at, _, _ in expired if at == Place.AVAILABLE])
-    for place, number, body_of in unreadable:
-        set_aside(core, queue, place, number, body_of)
     if len(found) < len(numbers):
-        gone = missing + [number for (number, *_), *_ in expired] + [number for _, number, _ in unreadable]
+        gone = missing + [number for (number, *_), *_ in expired]
         wanted = "deferred or active" if active else "deferred"
         raise MessageNotFound(f"There is no unlocked {wanted} message with the sequence number {gone[0]}.")
     return found
+
+
+def _is_of(session_id: str | None, ref: Ref) -> bool:
+    return session_id is None or (overlay_of(ref) or {}).get(Field.SESSION) == session_id
 
 
 def _settle(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None:
@@ -401,7 +392,6 @@ def _delete_some(
         last_number, _, _ = items[-1]
         end = last_number + 1
     messages: list[Held] = []
-    unreadable: list[tuple[int, int | None]] = []
     read_bytes = 0
     for number, _, value in items:
         if len(messages) == count or read_bytes >= core.settings.step_bytes:
@@ -410,15 +400,11 @@ def _delete_some(
         core.turn.work += 1
         if number in locked:
             continue
-        try:
-            message_id, delivery_count, overlay = decode_entry(value)
-        except CorruptRecord:
-            unreadable.append((number, None))
+        message = stored.read_message(core, queue, place, number, value)
+        if message is None:
             continue
-        record = core.bodies.read_one(message_id)
-        if record is None:
-            unreadable.append((number, message_id))
-            continue
+        ref, record = message
+        overlay = overlay_of(ref)
         read_bytes += len(record)
         enqueued_ms = message_enqueued_ms(record)
         if before_ms is not None and ((overlay or {}).get(Field.ENQUEUED_MS) or enqueued_ms) >= before_ms:
@@ -426,14 +412,12 @@ def _delete_some(
         due_ms = NEVER
         if place == Place.SCHEDULED:
             due_ms = scheduled_ms_of(overlay, record)
-        elif place == Place.AVAILABLE and not queue.is_dead_letter:
-            due_ms = _expires_ms(overlay, record)
-        messages.append(unlocked((number, message_id, delivery_count, overlay), len(record), due_ms, place))
+        elif place == Place.AVAILABLE:
+            due_ms = stored.expires_ms(queue, overlay, record)
+        messages.append(unlocked(ref, len(record), due_ms, place))
     if read_bytes >= core.settings.step_bytes:
         core.end_of_work()
     discard(core, queue, messages, Op.PURGED, "purged")
-    for number, body_of in unreadable:
-        set_aside(core, queue, place, number, body_of)
     if place == Place.AVAILABLE:
         queue.forget([(number, overlay) for (number, _, _, overlay), *_ in messages])
     queue.tally.deleted += len(messages)
@@ -492,16 +476,6 @@ def _probe(core: Core, args: Sequence[Any], now_ms: int) -> str | None:
     if decode_document(core.store.get(Table.META, PROBE_KEY) or b"") != now_ms:
         raise InternalError("The store does not return what was written to it.")
     return core.room.shortage
-
-
-def _entry(core: Core, queue: Queue, place: Place, number: int) -> bytes | None:
-    if not 0 <= number < 1 << 64:
-        return None
-    return core.store.get(Table.QUEUE, queue_key(queue.id, place, number))
-
-
-def _expires_ms(overlay: Overlay | None, record: bytes) -> int:
-    return overlay_expires_ms(overlay) or message_expires_ms(record)
 
 
 _OF_QUEUE: dict[str, Callable[[Core, Queue, Sequence[Any], int], Any]] = {

@@ -20,6 +20,7 @@ from broker.errors import BrokerError, NotAllowed, SessionIdMissing
 from broker.namespace.entities import MAX_HOPS
 from broker.partition.forwarding import transfer_queue
 from broker.partition.forwarding.destination import ENTRY, arrive, enter, judge, key_in, refusal
+from broker.partition.messages import stored
 from broker.partition.messages.expiry import resume
 from broker.partition.messages.hand_out import take
 from broker.partition.messages.moves import (
@@ -29,7 +30,6 @@ from broker.partition.messages.moves import (
     discard,
     overlay_expires_ms,
     put_back,
-    set_aside,
     unlocked,
 )
 from broker.partition.messages.schedule import overtake
@@ -41,7 +41,7 @@ from broker.partition.state.locks import Held, ref_of
 from broker.partition.state.outbox import Outbox
 from broker.partition.state.queue import Queue
 from broker.partition.state.timers import Due
-from broker.partition.state.window import message_id_of, number_of
+from broker.partition.state.window import message_id_of, number_of, overlay_of
 from broker.wire import Forward, forward
 from protocol import error_texts
 from storage.journal.events import ELSEWHERE, Op
@@ -54,7 +54,6 @@ from storage.records import (
     Overlay,
     Place,
     decode_document,
-    decode_entry,
     encode_document,
     forwarded_key,
     message_expires_ms,
@@ -497,24 +496,13 @@ def _delete_taken(core: Core, queue: Queue, up_to: int) -> None:
     """After a start: delete the available messages up to this number, which were taken over: one command at most."""
     start, end = queue_key(queue.id, Place.AVAILABLE, 0), queue_key(queue.id, Place.AVAILABLE, up_to + 1)
     found: list[Held] = []
-    unreadable: list[tuple[int, int | None]] = []
     for key, value in core.store.scan(Table.QUEUE, start, end, 1 << 32):
         _, _, number = unpack_queue_key(key)
-        try:
-            message_id, delivery_count, overlay = decode_entry(value)
-        except CorruptRecord:
-            unreadable.append((number, None))
-            continue
-        record = core.bodies.read_one(message_id)
-        if record is None:
-            unreadable.append((number, message_id))
-            continue
-        due_ms = NEVER if queue.is_dead_letter else overlay_expires_ms(overlay) or message_expires_ms(record)
-        ref = (number, message_id, delivery_count, overlay)
-        found.append(unlocked(ref, len(record), due_ms, Place.AVAILABLE))
+        if (message := stored.read_message(core, queue, Place.AVAILABLE, number, value)) is not None:
+            ref, record = message
+            due_ms = stored.expires_ms(queue, overlay_of(ref), record)
+            found.append(unlocked(ref, len(record), due_ms, Place.AVAILABLE))
     _gone(core, queue, found)
-    for number, body_of in unreadable:
-        set_aside(core, queue, Place.AVAILABLE, number, body_of)
     queue.forget([(number, overlay) for (number, _, _, overlay), *_ in found])
 
 

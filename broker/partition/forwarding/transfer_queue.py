@@ -10,10 +10,11 @@ transfer dead-letter queue.
 from collections.abc import Sequence
 
 from broker.namespace.fragments import key_of
+from broker.partition.messages import stored
 from broker.partition.messages.admission import Incoming
 from broker.partition.messages.deliveries import READ_MAX, WEIGHT_BYTES
 from broker.partition.messages.expiry import end_of_life
-from broker.partition.messages.moves import move, set_aside, set_aside_unlocked
+from broker.partition.messages.moves import move, set_aside
 from broker.partition.state.bodies import staged_id, with_times
 from broker.partition.state.core import Core
 from broker.partition.state.lanes import Transfers
@@ -29,11 +30,9 @@ from storage.records import (
     COPY_BYTES,
     MESSAGE_HEADER_BYTES,
     NEVER,
-    CorruptRecord,
     Field,
     Overlay,
     Place,
-    decode_entry,
     due_key,
     encode_document,
     encode_entry,
@@ -184,13 +183,7 @@ def _fetch(core: Core, queue: Queue, lane: Outbox) -> None:
     start = queue_key(queue.id, Place.AVAILABLE, window.cursor)
     items = core.store.scan(Table.QUEUE, start, queue_key(queue.id, Place.DEFERRED, 0), FETCH)
     core.turn.work += 1 + len(items)
-    refs: list[Ref] = []
-    for key, value in items:
-        _, _, number = unpack_queue_key(key)
-        try:
-            refs.append((number, *decode_entry(value)))
-        except CorruptRecord:
-            set_aside_unlocked(core, queue, Place.AVAILABLE, number, None)
+    refs = stored.read_entries(core, queue, items)
     cursor = queue.next_number
     if len(items) == FETCH:
         last_key, _ = items[-1]

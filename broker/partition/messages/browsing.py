@@ -6,13 +6,13 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from broker.errors import BrokerError, InvalidArgument
-from broker.partition.messages.moves import set_aside_unlocked
+from broker.partition.messages import stored
 from broker.partition.messages.selecting import LOOK_BYTES, LOOK_STEP, selects
 from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
 from broker.partition.state.receivers import encoded
 from broker.wire import ENTRY
-from storage.records import CorruptRecord, Field, Place, decode_entry, queue_key, unpack_queue_key
+from storage.records import Field, Place, queue_key, unpack_queue_key
 from storage.store import Table
 
 if TYPE_CHECKING:
@@ -82,15 +82,10 @@ def _shown(
     for number, place, value in found:
         if shown == count:
             return items, number
-        try:
-            message_id, delivery_count, overlay = decode_entry(value)
-        except CorruptRecord:
-            set_aside_unlocked(core, queue, Place(place), number, None)
+        message = stored.read_message(core, queue, Place(place), number, value)
+        if message is None:
             continue
-        record = core.bodies.read_one(message_id)
-        if record is None:
-            set_aside_unlocked(core, queue, Place(place), number, message_id)
-            continue
+        (_, _, delivery_count, overlay), record = message
         if selector is not None and not selects(core, selector, record, delivery_count, overlay):
             passed_bytes += len(record)
             if passed_bytes >= LOOK_BYTES:

@@ -5,7 +5,8 @@ through all of them in bounded steps, once it is used or its entity is here, and
 (`state.deferrals`). A locked message waits for the end of its lock.
 """
 
-from broker.partition.messages.moves import expire, expires_now, overlay_expires_ms, set_aside, unlocked
+from broker.partition.messages import stored
+from broker.partition.messages.moves import expire, expires_now, overlay_expires_ms, unlocked
 from broker.partition.state.core import Core
 from broker.partition.state.deferrals import Deferrals
 from broker.partition.state.queue import Queue
@@ -16,8 +17,8 @@ from storage.records import (
     CorruptRecord,
     Place,
     decode_counts,
-    decode_entry,
     entity_key,
+    entry_or_none,
     message_expires_ms,
     queue_key,
     unpack_queue_key,
@@ -86,13 +87,12 @@ def _look(core: Core, queue: Queue, deferrals: Deferrals) -> None:
             deferrals.cursor = number + 1
             return
         _, _, number = unpack_queue_key(key)
-        try:
-            message_id, _, overlay = decode_entry(value)
-        except CorruptRecord:
-            continue  # it is set aside when somebody asks for it
-        expires_ms = overlay_expires_ms(overlay)
+        entry = entry_or_none(value)
+        if entry is None:
+            continue  # it is quarantined when somebody asks for it
+        expires_ms = overlay_expires_ms(entry.overlay)
         if expires_ms is None:
-            record = core.bodies.read_one(message_id)
+            record = core.bodies.read_one(entry.message_id)
             if record is None:
                 continue
             read_bytes += len(record)
@@ -108,13 +108,6 @@ def _expire(core: Core, queue: Queue, number: int) -> None:
     core.turn.work += 1
     if entry is None:
         return
-    try:
-        message_id, delivery_count, overlay = decode_entry(entry)
-    except CorruptRecord:
-        set_aside(core, queue, Place.DEFERRED, number, None)
-        return
-    size = core.bodies.size(message_id)
-    if size is None:
-        set_aside(core, queue, Place.DEFERRED, number, message_id)
-        return
-    expire(core, queue, unlocked((number, message_id, delivery_count, overlay), size, NEVER, Place.DEFERRED))
+    ref = stored.read_entry(core, queue, Place.DEFERRED, number, entry)
+    if ref is not None and (size := stored.look_up_size(core, queue, Place.DEFERRED, ref)) is not None:
+        expire(core, queue, unlocked(ref, size, NEVER, Place.DEFERRED))

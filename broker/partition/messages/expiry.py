@@ -8,17 +8,17 @@ A locked message and its DUE entry stay until its lock ends. So `swept`, where t
 entries. Hand-out never delivers an expired message, even if the timer has not come to it.
 """
 
-from broker.partition.messages.moves import expire, expires_now, set_aside, unlocked
+from broker.partition.messages import stored
+from broker.partition.messages.moves import expire, expires_now, unlocked
 from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
 from broker.partition.state.timers import Due
+from broker.partition.state.window import overlay_of
 from protocol.bounds import LATEST_MS
 from storage.records import (
     NEVER,
-    CorruptRecord,
     Overlay,
     Place,
-    decode_entry,
     due_key,
     queue_key,
     unpack_due_key,
@@ -74,17 +74,12 @@ def _expire(
     if entry is None:  # its message was quarantined
         core.store.delete(Table.DUE, key)
         return
-    size = core.bodies.size(message_id)
-    try:
-        body_of, delivery_count, overlay = decode_entry(entry)
-    except CorruptRecord:
-        size = None
-    if size is None:
+    ref = stored.read_entry(core, queue, Place.AVAILABLE, number, entry, message_id)
+    size = None if ref is None else stored.look_up_size(core, queue, Place.AVAILABLE, ref)
+    if ref is None or size is None:
         core.store.delete(Table.DUE, key)
-        set_aside(core, queue, Place.AVAILABLE, number, message_id)
     else:
-        gone.append((number, overlay))
-        ref = (number, body_of, delivery_count, overlay)
+        gone.append((number, overlay_of(ref)))
         expire(core, queue, unlocked(ref, size, due_ms, Place.AVAILABLE))
 
 

@@ -1,13 +1,13 @@
 """Hands available messages to receivers with credit, in order and fairly; bounded per turn."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 from itertools import islice
 from operator import itemgetter
 from typing import Any
 
-from broker.partition.messages import selecting
+from broker.partition.messages import selecting, stored
 from broker.partition.messages.deliveries import (
     READ_MAX,
     RECEIVED_AND_DELETED,
@@ -26,14 +26,12 @@ from broker.partition.state.locks import NOBODY, Held, LockRun
 from broker.partition.state.queue import Queue
 from broker.partition.state.receivers import Receiver, Session
 from broker.partition.state.timers import Due
-from broker.partition.state.window import Ref, message_id_of, number_of
+from broker.partition.state.window import Ref, Window, message_id_of, number_of
 from protocol.extension import extension
 from storage.journal.events import Op
 from storage.records import (
     NEVER,
-    CorruptRecord,
     Place,
-    decode_entry,
     message_expires_ms,
     queue_key,
     unpack_queue_key,
@@ -261,24 +259,25 @@ def _fetch(core: Core, queue: Queue, limit: int) -> None:
     start = queue_key(queue.id, _AVAILABLE, window.cursor)
     items = core.store.scan(_QUEUE, start, queue_key(queue.id, _DEFERRED, 0), limit)
     core.turn.work += len(items)
-    skip = window.skip
-    usual = extension.refs_of(items) if extension is not None and not skip else None
-    refs: list[Ref] = usual or []
-    for key, value in items if usual is None else ():
-        _, _, number = unpack_queue_key(key)
-        if number in skip:
-            skip.discard(number)
-            continue
-        try:
-            refs.append((number, *decode_entry(value)))
-        except CorruptRecord:
-            set_aside(core, queue, _AVAILABLE, number, None)
+    refs = stored.read_entries(core, queue, _unskipped(window, items) if window.skip else items)
     cursor = queue.next_number
     if len(items) == limit:
         last_key, _ = items[-1]
         _, _, last_number = unpack_queue_key(last_key)
         cursor = last_number + 1
     window.fill(refs, cursor)
+
+
+def _unskipped(window: Window, items: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return those that the window does not skip, which are locked; it has passed the others."""
+    found: list[tuple[bytes, bytes]] = []
+    for item in items:
+        _, _, number = unpack_queue_key(item[0])
+        if number in window.skip:
+            window.skip.discard(number)
+        else:
+            found.append(item)
+    return found
 
 
 def withdraw(core: Core, queue: Queue, session: Session | None, numbers: AbstractSet[int]) -> None:

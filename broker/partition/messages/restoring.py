@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from broker.errors import EntityNotFound
-from broker.partition.messages.moves import enter_again, overlay_expires_ms, put_back, unlocked
+from broker.partition.messages import stored
+from broker.partition.messages.moves import enter_again, put_back, unlocked
 from broker.partition.state.core import Core
 from broker.wire import ENTRY
 from storage.queue_ids import queue_id_of
-from storage.records import COPY_BYTES, NEVER, Field, Place, message_expires_ms
+from storage.records import COPY_BYTES, Field, Place
 
 
 def restore(core: Core, queue_id: int, entries: Sequence[Any], now_ms: int) -> None:
@@ -38,9 +39,7 @@ def restore(core: Core, queue_id: int, entries: Sequence[Any], now_ms: int) -> N
             topic.size_bytes += len(record) + COPY_BYTES
             core.turn.touch(topic)
         queue.tally.restored += 1
-        due_ms = NEVER
-        if not queue.is_dead_letter:
-            due_ms = overlay_expires_ms(overlay) or message_expires_ms(record)
+        due_ms = stored.expires_ms(queue, overlay, record)
         ref = (number, message_id, delivery_count, overlay)
         core.journal.entered(queue.id, [number], "restored", None)
         enter_again(core, queue, ref, due_ms)

@@ -8,8 +8,9 @@ since, it gets another number: a destination would take the old one for a messag
 number that such a queue had reached (`overtake`).
 """
 
+from broker.partition.messages import stored
 from broker.partition.messages.expiry import end_of_life
-from broker.partition.messages.moves import enqueue, enter_again, put_back, set_aside, unlocked
+from broker.partition.messages.moves import enqueue, enter_again, put_back, unlocked
 from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
 from broker.partition.state.timers import Due
@@ -23,10 +24,10 @@ from storage.records import (
     Overlay,
     Place,
     decode_document,
-    decode_entry,
     due_key,
     encode_document,
     encode_entry,
+    entry_or_none,
     message_enqueued_ms,
     message_key,
     overtaken_key,
@@ -59,12 +60,10 @@ def activate(core: Core, queue: Queue, now_ms: int) -> None:
         entry = store.get(Table.QUEUE, old_key)
         if entry is None:
             continue
-        try:
-            message_id, delivery_count, overlay = decode_entry(entry)
-        except CorruptRecord:
-            (message_id,) = unpack_message_key(value)
-            set_aside(core, queue, Place.SCHEDULED, number, message_id)
+        ref = stored.read_entry(core, queue, Place.SCHEDULED, number, entry, *unpack_message_key(value))
+        if ref is None:
             continue
+        _, message_id, delivery_count, overlay = ref
         old_keys.append(old_key)
         if queue.sessions is not None:
             old_refs.append((number, message_id, delivery_count, overlay))
@@ -165,11 +164,10 @@ def mend_times(core: Core, queue_id: int) -> None:
 
 def _mend_expiry(core: Core, key: bytes, later_ms: int) -> None:
     """The scheduled time of the message at this key moved by `later_ms`; move its expiry by the same time."""
-    entry = core.store.get(Table.QUEUE, key)
-    try:
-        message_id, delivery_count, overlay = decode_entry(entry or b"")
-    except CorruptRecord:
-        return  # it is quarantined when it is due
+    entry = entry_or_none(core.store.get(Table.QUEUE, key))
+    if entry is None:
+        return  # if it cannot be read it is quarantined when it is due
+    message_id, delivery_count, overlay = entry
     if overlay and Field.EXPIRES_MS in overlay:
         overlay[Field.EXPIRES_MS] = min(overlay[Field.EXPIRES_MS] + later_ms, NEVER)
         core.store.put(Table.QUEUE, key, encode_entry(message_id, delivery_count, overlay))

@@ -8,24 +8,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from broker.errors import InvalidFilter, NotImplementedByBroker
+from broker.partition.messages import stored
 from broker.partition.messages.deliveries import READ_MAX, WEIGHT_BYTES
-from broker.partition.messages.moves import expire, overlay_expires_ms, set_aside, unlocked
+from broker.partition.messages.moves import expire, set_aside, unlocked
 from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
 from broker.partition.state.selection import Selection
 from broker.partition.state.window import Ref, message_id_of, number_of
 from broker.rules.errors import InvalidRule, SelectorNotSupported
 from broker.rules.selecting import compile_selector
-from protocol.extension import extension
 from storage.records import (
     LAYOUT_AT,
-    NEVER,
-    CorruptRecord,
     Field,
     Overlay,
     Place,
-    decode_entry,
-    message_expires_ms,
     queue_key,
     unpack_queue_key,
 )
@@ -88,7 +84,7 @@ def of_session(core: Core, queue: Queue, selector: "Selector", refs: Sequence[Re
         _, _, delivery_count, overlay = ref
         if (
             record is None
-            or _due_ms(queue, overlay, record) <= now_ms
+            or stored.expires_ms(queue, overlay, record) <= now_ms
             or selects(core, selector, record, delivery_count, overlay)
         ):
             found.append(ref)
@@ -128,7 +124,7 @@ def _look(
                 set_aside(core, queue, _AVAILABLE, number, message_id)
                 continue
             looked_bytes += len(record)
-            due_ms = _due_ms(queue, overlay, record)
+            due_ms = stored.expires_ms(queue, overlay, record)
             if due_ms <= now_ms:
                 queue.forget([(number, overlay)])
                 expire(core, queue, unlocked(ref, len(record), due_ms, _AVAILABLE))
@@ -140,20 +136,14 @@ def _look(
     return taken, used_bytes, len(taken) < count and selection.is_behind(queue.next_number)
 
 
-def _due_ms(queue: Queue, overlay: Overlay | None, record: bytes) -> int:
-    return NEVER if queue.is_dead_letter else overlay_expires_ms(overlay) or message_expires_ms(record)
-
-
 def _next(core: Core, queue: Queue, selection: Selection, count: int) -> list[Ref]:
     """The next messages to look at; some may be locked. First those that are back."""
-    store, refs = core.store, []
+    store = core.store
     if numbers := selection.take_returned(count):
         core.turn.work += len(numbers)
-        for number in numbers:
-            entry = store.get(Table.QUEUE, queue_key(queue.id, _AVAILABLE, number))
-            if entry is not None:
-                refs += _refs_of(core, queue, [(queue_key(queue.id, _AVAILABLE, number), entry)])
-        return refs
+        keys = [queue_key(queue.id, _AVAILABLE, number) for number in numbers]
+        found = [(key, entry) for key in keys if (entry := store.get(Table.QUEUE, key)) is not None]
+        return stored.read_entries(core, queue, found)
     start = queue_key(queue.id, _AVAILABLE, selection.cursor)
     items = store.scan(Table.QUEUE, start, queue_key(queue.id, _DEFERRED, 0), count)
     core.turn.work += len(items)
@@ -162,17 +152,4 @@ def _next(core: Core, queue: Queue, selection: Selection, count: int) -> list[Re
         last_key, _ = items[-1]
         _, _, last_number = unpack_queue_key(last_key)
         selection.cursor = last_number + 1
-    return (extension.refs_of(items) if extension is not None else None) or _refs_of(core, queue, items)
-
-
-def _refs_of(core: Core, queue: Queue, items: Sequence[tuple[bytes, bytes]]) -> list[Ref]:
-    """Without unreadable entries, which are quarantined unless they are locked."""
-    refs: list[Ref] = []
-    for key, value in items:
-        _, _, number = unpack_queue_key(key)
-        try:
-            refs.append((number, *decode_entry(value)))
-        except CorruptRecord:
-            if queue.window.free([number]):
-                set_aside(core, queue, _AVAILABLE, number, None)
-    return refs
+    return stored.read_entries(core, queue, items)

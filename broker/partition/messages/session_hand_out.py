@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from broker.partition.messages import stored
 from broker.partition.messages.deliveries import (
     READ_MAX,
     RECEIVED_AND_DELETED,
@@ -24,7 +25,7 @@ from broker.partition.state.window import Ref
 from broker.wire import ENTRY
 from protocol.extension import extension
 from storage.journal.events import Op
-from storage.records import NEVER, CorruptRecord, Field, Place, decode_entry, message_expires_ms
+from storage.records import NEVER, Field, Place, message_expires_ms
 
 # Here, because to look up a member of an enum takes as long as a call.
 _AVAILABLE, _EXPIRES_MS = Place.AVAILABLE, Field.EXPIRES_MS
@@ -264,8 +265,6 @@ def _fetch_of_session(core: Core, queue: Queue, session: Session, limit: int) ->
         if number in skip:
             skip.discard(number)
             continue
-        try:
-            refs.append((number, *decode_entry(entry)))
-        except CorruptRecord:
-            set_aside(core, queue, _AVAILABLE, number, None)
+        if (ref := stored.read_entry(core, queue, _AVAILABLE, number, entry)) is not None:
+            refs.append(ref)
     window.fill(refs, window.cursor)

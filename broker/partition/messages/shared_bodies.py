@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from broker.partition.state.core import Core
 from storage.quarantine import quarantine
 from storage.queue_ids import queue_id_of
-from storage.records import COPY_BYTES, CorruptRecord, decode_entry, decode_references, encode_references, message_key
+from storage.records import COPY_BYTES, CorruptRecord, decode_references, encode_references, entry_or_none, message_key
 from storage.store import Store, Table
 
 PAGE = 1000
@@ -77,10 +77,8 @@ def _counted(store: Store, message_id: int) -> int:
     count, start = 0, b"\0"
     while items := store.scan(Table.QUEUE, start, b"\xff" * 14, PAGE):
         for _, value in items:
-            try:
-                count += decode_entry(value).message_id == message_id
-            except CorruptRecord:
-                continue
+            entry = entry_or_none(value)
+            count += entry is not None and entry.message_id == message_id
         last_key, _ = items[-1]
         start = last_key + b"\0"
     return count

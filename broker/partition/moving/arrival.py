@@ -6,7 +6,6 @@ is which one of the other partition, until the entity lives here or the move is 
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from broker.errors import InvalidArgument, QuotaExceeded, ServerBusy
@@ -24,10 +23,10 @@ from storage.records import (
     Place,
     arriving_key,
     decode_document,
-    decode_entry,
     encode_document,
     encode_entry,
     entity_key,
+    entry_or_none,
     message_key,
     queue_key,
     unpack_due_key,
@@ -89,8 +88,9 @@ def _journal(core: Core, key: bytes, value: bytes) -> None:
     if not is_here:
         core.journal.entered(queue_id, [number], "moved", queue_id, [number])
     if is_here or place == Place.DEFERRED:
-        with suppress(CorruptRecord):  # it is set aside when it is read
-            core.journal.changed(queue_id, number, decode_entry(value).delivery_count, Place(place))
+        entry = entry_or_none(value)
+        if entry is not None:  # else it is quarantined when it is read
+            core.journal.changed(queue_id, number, entry.delivery_count, Place(place))
 
 
 def _journal_states(core: Core, rows: Sequence[Sequence[Any]]) -> None:
@@ -117,10 +117,10 @@ def _entity_of(table: int, key: bytes) -> int:
 
 def _entry_here(core: Core, key: bytes, value: bytes, record: bytes | None) -> bytes:
     """The entry with the message id that its record has here."""
-    try:
-        theirs, delivery_count, overlay = decode_entry(value)
-    except CorruptRecord:
-        return value  # it is set aside when it is read
+    entry = entry_or_none(value)
+    if entry is None:
+        return value  # it is quarantined when it is read
+    theirs, delivery_count, overlay = entry
     if (known := _entry(core, key)) is not None:
         message_id = known.message_id
     elif record is None:
@@ -153,12 +153,8 @@ def _delete_entry(core: Core, key: bytes) -> None:
 
 
 def _entry(core: Core, key: bytes) -> Entry | None:
-    """What is stored here under this key; None if that is nothing, or cannot be read."""
-    value = core.store.get(Table.QUEUE, key)
-    try:
-        return None if value is None else decode_entry(value)
-    except CorruptRecord:
-        return None
+    """The entry that is stored here under this key; None if there is none, or it cannot be read."""
+    return entry_or_none(core.store.get(Table.QUEUE, key))
 
 
 def _append(core: Core, record: bytes) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from broker.partition.state.core import PARTS, Core
 from storage.queue_ids import queue_id_of
-from storage.records import CorruptRecord, decode_entry, entity_key, forwarded_key, message_key, overtaken_key
+from storage.records import entity_key, entry_or_none, forwarded_key, message_key, overtaken_key
 from storage.store import Table
 
 Row = list[int | bytes | None]
@@ -114,10 +114,7 @@ class Departure:
                 self._range = next(self._unread, None)
 
     def _row(self, table: Table, key: bytes, value: bytes | None) -> Row:
-        if table is not Table.QUEUE or value is None:
+        entry = entry_or_none(value) if table is Table.QUEUE else None
+        if entry is None:  # of another table, deleted, or unreadable: the other side quarantines it when it reads it
             return [table, key, value, None]
-        try:
-            message_id = decode_entry(value).message_id
-        except CorruptRecord:
-            return [table, key, value, None]  # the other side sets it aside when it reads it
-        return [table, key, value, self._core.store.get(Table.MESSAGES, message_key(message_id))]
+        return [table, key, value, self._core.store.get(Table.MESSAGES, message_key(entry.message_id))]

@@ -36,9 +36,9 @@ from broker.errors import (
     SessionLockLost,
     SessionTakenOver,
 )
+from broker.partition.messages import stored
 from broker.partition.messages.moves import (
     expire,
-    overlay_expires_ms,
     put_back,
     put_back_failed,
     set_aside,
@@ -55,7 +55,7 @@ from broker.partition.state.timers import Due
 from broker.partition.state.window import Ref
 from protocol import error_texts
 from storage.journal.events import Op
-from storage.records import Place, due_key, message_expires_ms
+from storage.records import Place, due_key
 from storage.store import Table
 
 CHANGED = "The lock duration of the messaging entity was changed, and all its locks are lost."
@@ -234,7 +234,7 @@ def _is_live(core: Core, queue: Queue, ref: Ref, now_ms: int) -> bool:
     if record is None:
         set_aside(core, queue, Place.AVAILABLE, number, message_id)
         return False
-    due_ms = overlay_expires_ms(overlay) or message_expires_ms(record)
+    due_ms = stored.expires_ms(queue, overlay, record)
     if due_ms <= now_ms:
         expire(core, queue, unlocked(ref, len(record), due_ms, Place.AVAILABLE))
         return False

@@ -6,10 +6,9 @@ from broker.partition.state.sessions import states_bytes
 from storage.queue_ids import queue_id_of
 from storage.records import (
     COPY_BYTES,
-    CorruptRecord,
     Counts,
     Place,
-    decode_entry,
+    entry_or_none,
     message_key,
     queue_key,
     unpack_queue_key,
@@ -34,11 +33,8 @@ def recount(store: Store, queue_id: int) -> Counts:
                 held[place] += 1
                 _, _, number = unpack_queue_key(key)
                 highest = max(highest, number)
-                try:
-                    record = store.get(Table.MESSAGES, message_key(decode_entry(value).message_id))
-                except CorruptRecord:
-                    continue
-                size_bytes += len(record or b"")
+                if (entry := entry_or_none(value)) is not None:
+                    size_bytes += len(store.get(Table.MESSAGES, message_key(entry.message_id)) or b"")
             last_key, _ = items[-1]
             start = last_key + b"\0"
     size_bytes += states_bytes(store, queue_id)
@@ -59,14 +55,12 @@ def recount_copies(store: Store, entity_ids: Iterable[int]) -> int:
         start, end = queue_key(queue_id_of(entity_id), 0, 0), queue_key(queue_id_of(entity_id + 1), 0, 0)
         while items := store.scan(Table.QUEUE, start, end, PAGE):
             for _, value in items:
-                try:
-                    message_id = decode_entry(value).message_id
-                except CorruptRecord:
+                if (entry := entry_or_none(value)) is None:
                     continue
                 size_bytes += COPY_BYTES
-                if message_id not in seen:
-                    seen.add(message_id)
-                    size_bytes += len(store.get(Table.MESSAGES, message_key(message_id)) or b"")
+                if entry.message_id not in seen:
+                    seen.add(entry.message_id)
+                    size_bytes += len(store.get(Table.MESSAGES, message_key(entry.message_id)) or b"")
             last_key, _ = items[-1]
             start = last_key + b"\0"
         size_bytes += states_bytes(store, queue_id_of(entity_id))

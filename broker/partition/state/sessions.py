@@ -26,9 +26,9 @@ from storage.records import (
     Overlay,
     Place,
     SessionRow,
-    decode_entry,
     decode_session,
     entity_key,
+    entry_or_none,
     queue_key,
     session_entry_key,
     session_key,
@@ -180,12 +180,9 @@ class Sessions:
 
     def drop(self, place: Place, number: int) -> None:
         """Remove the listing of an entry that is about to be quarantined."""
-        entry = self._store.get(_QUEUE, queue_key(self._queue_id, place, number))
-        try:
-            ref = (number, *decode_entry(entry or b""))
-        except CorruptRecord:
-            return
-        self.leave([(ref, 0, 0, place, 0, NOBODY)])
+        entry = entry_or_none(self._store.get(_QUEUE, queue_key(self._queue_id, place, number)))
+        if entry is not None:
+            self.leave([((number, *entry), 0, 0, place, 0, NOBODY)])
 
     def put_back(self, ref: Ref, locks: Locks) -> None:
         """A message that was handed out is available again."""

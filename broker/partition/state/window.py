@@ -24,6 +24,7 @@ Ref = tuple[int, int, int, Overlay | None]
 # Getters of parts of a ref. To get one part of many refs, `map` with these is faster than unpacking each.
 number_of: Callable[[Ref], int] = itemgetter(0)
 message_id_of: Callable[[Ref], int] = itemgetter(1)
+overlay_of: Callable[[Ref], Overlay | None] = itemgetter(3)
 
 
 class Window:

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from itertools import repeat
 from typing import NamedTuple
 
+from broker.partition.messages import stored
 from broker.partition.messages.admission import Incoming, check_sizes
 from broker.partition.messages.duplicates import sift
 from broker.partition.messages.expiry import end_of_life
-from broker.partition.messages.moves import set_aside
 from broker.partition.sessions.membership import session_id_in, session_id_of, without_session
 from broker.partition.state.bodies import staged_id, with_times
 from broker.partition.state.core import Core
@@ -34,11 +34,9 @@ from storage.records import (
     COPY_BYTES,
     MESSAGE_HEADER_BYTES,
     NEVER,
-    CorruptRecord,
     Field,
     Overlay,
     Place,
-    decode_entry,
     due_key,
     encode_entry,
     encode_message,
@@ -617,15 +615,10 @@ def _publish_some(core: Core, queue: Queue, count: int) -> bool:
         if done and (fan_out.is_full() or read_bytes >= core.settings.step_bytes):
             break
         _, _, number = unpack_queue_key(key)
-        try:
-            message_id, _, overlay = decode_entry(value)
-        except CorruptRecord:
-            set_aside(core, queue, Place.AVAILABLE, number, None)
+        message = stored.read_message(core, queue, Place.AVAILABLE, number, value)
+        if message is None:
             continue
-        record = core.bodies.read_one(message_id)
-        if record is None:
-            set_aside(core, queue, Place.AVAILABLE, number, message_id)
-            continue
+        (_, message_id, _, overlay), record = message
         done.append(key)
         read_bytes += len(record)
         overlay = overlay or {}
