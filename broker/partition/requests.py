@@ -25,7 +25,8 @@ from broker.partition.forwarding.source import forwards
 from broker.partition.messages import browsing, cancelling, settlement, stored
 from broker.partition.messages.deliveries import RECEIVED_AND_DELETED, new_token
 from broker.partition.messages.hand_out import withdraw
-from broker.partition.messages.moves import Properties, discard, expire, unlocked
+from broker.partition.messages.leaving import discard, unlocked
+from broker.partition.messages.moves import Properties, expire
 from broker.partition.messages.schedule import scheduled_ms_of
 from broker.partition.messages.selecting import selector_of
 from broker.partition.moving import moves

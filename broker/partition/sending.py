@@ -6,6 +6,7 @@ from typing import NamedTuple
 from broker.partition.forwarding import transfer_queue
 from broker.partition.messages.admission import Incoming, check, check_sizes
 from broker.partition.messages.duplicates import keep_new, sift
+from broker.partition.messages.entering import enter, enter_scheduled
 from broker.partition.messages.expiry import end_of_life
 from broker.partition.state.bodies import staged_id, with_times
 from broker.partition.state.core import Core
@@ -124,18 +125,9 @@ def _store_made(core: Core, queue: Queue, made: _Made) -> None:
     core.bodies.append_items(records, keep=queue.is_awaited)
     core.store.insert_entries(extension.Entries(values, [(queue.id, first)]))
     core.turn.work += len(refs)
-    queue.next_number += len(refs)
-    queue.counts[_AVAILABLE] += len(refs)
-    queue.size_bytes += sum(sizes)
-    if queue.sessions is None:
-        queue.window.extend(refs, first, queue.next_number, core.settings.window)
-    else:
-        queue.sessions.enter(refs)
-    core.turn.touch(queue)
-    core.turn.wake(queue)
     if expires_ms != NEVER:
         core.store.insert_many(_DUE, _due_of(queue.id, expires_ms, first, records))
-        core.arm_expiry(queue, expires_ms)
+    enter(core, queue, refs, range(first, first + len(refs)), sum(sizes), expires_ms)
 
 
 def _due_of(
@@ -162,7 +154,8 @@ def store(
     refs: list[Ref] = []
     due: list[tuple[bytes, bytes]] = []
     numbers: list[int] = []
-    size_bytes = scheduled_count = 0
+    scheduled: list[Ref] = []
+    size_bytes = 0
     earliest_expiry_ms = earliest_scheduled_ms = NEVER
     default_ttl_ms, sessions = queue.terms.time_to_live_ms, queue.sessions
     repeats: dict[int, int] = {}
@@ -209,9 +202,7 @@ def store(
             expires_ms = end_of_life(scheduled_ms, ttl_ms)
             if expires_ms != NEVER:
                 overlay = {**(overlay or {}), _EXPIRES_MS: expires_ms}
-            scheduled_count += 1
-            if sessions is not None:
-                sessions.put(place, (number, message_id, 0, overlay))
+            scheduled.append((number, message_id, 0, overlay))
         if staged:
             adopted.append(staged)
             size_bytes += MESSAGE_HEADER_BYTES + len(body)
@@ -233,22 +224,9 @@ def store(
         core.bodies.adopt(adopted)
     core.store.insert_many(_QUEUE, entries)
     core.turn.work += len(entries)
-    if number > queue.next_number:
-        queue.next_number = number
-    queue.counts[_AVAILABLE] += len(refs)
-    if scheduled_count:
-        queue.counts[_SCHEDULED] += scheduled_count
-    queue.size_bytes += size_bytes
-    if sessions is None:
-        queue.window.extend(refs, first, number, core.settings.window)
-    else:
-        sessions.enter(refs)
-    core.turn.touch(queue)
-    core.turn.wake(queue)
     if due:
         core.store.insert_many(_DUE, due)
-        if earliest_expiry_ms != NEVER:
-            core.arm_expiry(queue, earliest_expiry_ms)
-        if earliest_scheduled_ms != NEVER:
-            core.arm_scheduled(queue_id, earliest_scheduled_ms, now_ms)
+    enter(core, queue, refs, range(first, number), size_bytes, earliest_expiry_ms)
+    if scheduled:
+        enter_scheduled(core, queue, scheduled, 0, earliest_scheduled_ms, now_ms)
     return numbers

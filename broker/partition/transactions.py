@@ -28,6 +28,7 @@ from broker.errors import (
 from broker.partition import sending
 from broker.partition.messages import cancelling, settlement
 from broker.partition.messages.admission import check, check_sizes
+from broker.partition.messages.entering import reserve
 from broker.partition.messages.moves import Properties, put_back_failed
 from broker.partition.sessions import locks as session_locks
 from broker.partition.sessions import states as session_states
@@ -243,8 +244,7 @@ def _schedule(core: Core, transaction: Transaction, queue: Queue, messages: Sequ
     """Reserve the sequence numbers, because the client is told them now. After a rollback they stay unused."""
     _admit(core, transaction, queue, messages)
     messages = _with_records_stored(core, transaction, queue.id, messages, 0)
-    first = queue.next_number
-    queue.next_number = first + len(messages)
+    first = reserve(queue, len(messages))
     transaction.operations.append(Send(queue.id, messages, first))
     return list(range(first, queue.next_number))
 

@@ -13,14 +13,13 @@ from broker.errors import BrokerError, EntityDisabled, EntityNotFound, NotAllowe
 from broker.namespace.fragments import key_of
 from broker.partition.messages.admission import entity_size, too_large
 from broker.partition.messages.duplicates import sift
+from broker.partition.messages.entering import append
 from broker.partition.messages.expiry import end_of_life
-from broker.partition.messages.moves import enqueue
 from broker.partition.sessions.membership import session_id_in, session_id_of
 from broker.partition.state.core import Core
 from broker.partition.state.idleness import refuses, use
 from broker.partition.state.queue import Queue
 from broker.partition.state.terms import Kind
-from broker.partition.state.timers import Due
 from broker.partition.topics.publishing import FORWARDED, publish_forwarded
 from broker.wire import Extra
 from protocol import error_texts
@@ -35,11 +34,9 @@ from storage.records import (
     Field,
     Overlay,
     decode_mark,
-    due_key,
     encode_mark,
     mark_key,
     message_expires_ms,
-    message_key,
     message_parts,
 )
 from storage.store import Table
@@ -248,28 +245,22 @@ def enter(core: Core, queue: Queue, messages: Sequence[Entering], source: int, n
 
     The time to live continues, but the queue's own may end it earlier.
     """
-    terms, first = queue.terms, queue.next_number
-    limit_ms = end_of_life(now_ms, terms.time_to_live_ms)
-    expiring: list[tuple[bytes, bytes]] = []
-    earliest_ms = NEVER
+    limit_ms = end_of_life(now_ms, queue.terms.time_to_live_ms)
+    expiring: list[tuple[int, int]] = []
     entries: list[tuple[int, int, Overlay | None]] = []
     there: list[int] = []
     size_bytes = 0
-    for number, (number_there, message_id, size, expires_ms, overlay) in enumerate(messages, first):
+    for number_there, message_id, size, expires_ms, overlay in messages:
         expires_ms = overlay.get(Field.EXPIRES_MS, expires_ms)
         if expires_ms > limit_ms:
             overlay[Field.EXPIRES_MS] = expires_ms = limit_ms
         if expires_ms != NEVER:
-            expiring.append((due_key(queue.id, Due.EXPIRY, expires_ms, number), message_key(message_id)))
-            earliest_ms = min(earliest_ms, expires_ms)
+            expiring.append((len(entries), expires_ms))
         overlay[Field.ENQUEUED_MS] = now_ms
         entries.append((message_id, 0, overlay))
         there.append(number_there)
         size_bytes += size
+    first = queue.next_number
     core.journal.entered(queue.id, range(first, first + len(entries)), FORWARDED, source, there)
-    enqueue(core, queue, entries)
-    queue.size_bytes += size_bytes
+    append(core, queue, entries, size_bytes, expiring)
     queue.tally.incoming += len(entries)
-    if expiring:
-        core.store.insert_many(Table.DUE, expiring)
-        core.arm_expiry(queue, earliest_ms)

@@ -23,15 +23,8 @@ from broker.partition.forwarding.destination import ENTRY, arrive, enter, judge,
 from broker.partition.messages import stored
 from broker.partition.messages.expiry import resume
 from broker.partition.messages.hand_out import take
-from broker.partition.messages.moves import (
-    DESCRIPTION,
-    REASON,
-    dead_letter,
-    discard,
-    overlay_expires_ms,
-    put_back,
-    unlocked,
-)
+from broker.partition.messages.leaving import discard, unlocked
+from broker.partition.messages.moves import DESCRIPTION, REASON, dead_letter, overlay_expires_ms, put_back
 from broker.partition.messages.schedule import overtake
 from broker.partition.sessions.membership import SESSION_ID_IS_NULL
 from broker.partition.state.core import Core
@@ -194,7 +187,7 @@ def _step_to_fragments(core: Core, queue: Queue, outbox: Outbox, name: str, dest
         if partition == core.partition_id:
             here.append(each)
         else:
-            transfer_queue.enter(core, queue, transfers, each.held, each.overlay, name, partition)
+            transfer_queue.transfer(core, queue, transfers, each.held, each.overlay, name, partition)
     _move(core, queue, outbox, here, [destination] * len(here), now_ms)
     if more:
         core.turn.wake(queue)
@@ -295,7 +288,7 @@ def _take_of_lane(core: Core, queue: Queue, lane: Outbox) -> tuple[list[Travelli
             continue
         if lane.partition not in core.partitions_of(name):  # the destination was moved
             partition = core.partition_for(name, None, number)
-            transfer_queue.enter(core, queue, queue, held, own or {}, name, partition)
+            transfer_queue.transfer(core, queue, queue, held, own or {}, name, partition)
             continue
         destination = core.destination_ids.get(name, 0)
         if name not in errors:

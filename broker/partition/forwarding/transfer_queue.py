@@ -13,8 +13,11 @@ from broker.namespace.fragments import key_of
 from broker.partition.messages import stored
 from broker.partition.messages.admission import Incoming
 from broker.partition.messages.deliveries import READ_MAX, WEIGHT_BYTES
+from broker.partition.messages.entering import enter, enter_scheduled
 from broker.partition.messages.expiry import end_of_life
-from broker.partition.messages.moves import move, set_aside
+from broker.partition.messages.leaving import set_aside
+from broker.partition.messages.moves import move
+from broker.partition.messages.shared_bodies import grow
 from broker.partition.state.bodies import staged_id, with_times
 from broker.partition.state.core import Core
 from broker.partition.state.lanes import Transfers
@@ -25,9 +28,7 @@ from broker.partition.state.timers import Due
 from broker.partition.state.window import Ref, message_id_of
 from broker.wire import Extra
 from storage.journal.events import Op
-from storage.queue_ids import queue_id_of
 from storage.records import (
-    COPY_BYTES,
     MESSAGE_HEADER_BYTES,
     NEVER,
     Field,
@@ -60,6 +61,7 @@ def store(core: Core, queue: Queue, transfers: Transfers, messages: Sequence[Inc
     entries: list[tuple[bytes, bytes]] = []
     due: list[tuple[bytes, bytes]] = []
     refs: list[Ref] = []
+    scheduled: list[Ref] = []
     numbers: list[int] = []
     size_bytes, earliest_ms = 0, NEVER
     for layout, body, ttl_ms, extra in messages:
@@ -84,6 +86,7 @@ def store(core: Core, queue: Queue, transfers: Transfers, messages: Sequence[Inc
                 overlay[Field.EXPIRES_MS] = expires_ms
             due.append((due_key(queue.id, Due.SCHEDULED, scheduled_ms, number), message_key(message_id)))
             earliest_ms = min(earliest_ms, scheduled_ms)
+            scheduled.append((number, message_id, 0, overlay))
         else:
             if staged:
                 overlay = with_times(overlay, enqueued_ms, expires_ms)
@@ -106,20 +109,12 @@ def store(core: Core, queue: Queue, transfers: Transfers, messages: Sequence[Inc
     core.bodies.adopt(adopted)
     core.store.insert_many(Table.QUEUE, entries)
     core.turn.work += len(entries)
-    queue.next_number = number
-    queue.counts[Place.AVAILABLE] += len(refs)
-    queue.counts[Place.SCHEDULED] += len(due)
-    queue.size_bytes += size_bytes
-    if queue.topic_id is not None:  # the messages of a subscription count for its topic
-        topic = core.queue(queue_id_of(queue.topic_id))
-        topic.size_bytes += size_bytes + COPY_BYTES * len(entries)
-        core.turn.touch(topic)
-    transfers.extend(refs, first, number, core.settings.window)
-    core.turn.touch(queue)
-    core.turn.wake(queue)
-    if due:
+    if queue.topic_id is not None:
+        grow(core, queue.topic_id, size_bytes, len(entries))
+    enter(core, queue, refs, range(first, number), size_bytes)
+    if scheduled:
         core.store.insert_many(Table.DUE, due)
-        core.arm_scheduled(queue.id, earliest_ms, now_ms)
+        enter_scheduled(core, queue, scheduled, 0, earliest_ms, now_ms)
     return numbers
 
 
@@ -131,7 +126,7 @@ def add_lane(core: Core, queue: Queue, transfers: Transfers, partition: int, fir
         core.store.put(Table.META, forwarded_key(queue.id), encode_document(sorted(transfers.lanes)))
 
 
-def enter(
+def transfer(
     core: Core, queue: Queue, target: Queue, held: Held, overlay: Overlay, destination: str, partition: int
 ) -> None:
     """Move a message of `queue`, which forwards, to `target`, the transfer queue of its entity.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from broker.errors import MessageNotFound
 from broker.partition.messages import stored
-from broker.partition.messages.moves import discard, unlocked
+from broker.partition.messages.leaving import discard, unlocked
 from broker.partition.messages.schedule import scheduled_ms_of
 from broker.partition.state.core import Core
 from broker.partition.state.locks import Held

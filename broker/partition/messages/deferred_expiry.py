@@ -6,7 +6,8 @@ through all of them in bounded steps, once it is used or its entity is here, and
 """
 
 from broker.partition.messages import stored
-from broker.partition.messages.moves import expire, expires_now, overlay_expires_ms, unlocked
+from broker.partition.messages.leaving import unlocked
+from broker.partition.messages.moves import expire, expires_now, overlay_expires_ms
 from broker.partition.state.core import Core
 from broker.partition.state.deferrals import Deferrals
 from broker.partition.state.queue import Queue

@@ -9,7 +9,8 @@ entries. Hand-out never delivers an expired message, even if the timer has not c
 """
 
 from broker.partition.messages import stored
-from broker.partition.messages.moves import expire, expires_now, unlocked
+from broker.partition.messages.leaving import unlocked
+from broker.partition.messages.moves import expire, expires_now
 from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
 from broker.partition.state.timers import Due

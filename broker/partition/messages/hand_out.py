@@ -17,7 +17,8 @@ from broker.partition.messages.deliveries import (
     new_token,
     token_of,
 )
-from broker.partition.messages.moves import discard, expire, overlay_expires_ms, set_aside, unlocked
+from broker.partition.messages.leaving import discard, set_aside, unlocked
+from broker.partition.messages.moves import expire, overlay_expires_ms
 from broker.partition.messages.selecting import Taken
 from broker.partition.messages.session_hand_out import hand_out_sessions
 from broker.partition.state.core import Core

@@ -5,11 +5,13 @@ from typing import Any
 
 from broker.errors import EntityNotFound
 from broker.partition.messages import stored
-from broker.partition.messages.moves import enter_again, put_back, unlocked
+from broker.partition.messages.entering import enter_again, reserve
+from broker.partition.messages.leaving import unlocked
+from broker.partition.messages.moves import put_back
+from broker.partition.messages.shared_bodies import grow
 from broker.partition.state.core import Core
 from broker.wire import ENTRY
-from storage.queue_ids import queue_id_of
-from storage.records import COPY_BYTES, Field, Place
+from storage.records import Field, Place
 
 
 def restore(core: Core, queue_id: int, entries: Sequence[Any], now_ms: int) -> None:
@@ -29,18 +31,15 @@ def restore(core: Core, queue_id: int, entries: Sequence[Any], now_ms: int) -> N
         _, number, delivery_count, record, overlay = entries[start : start + ENTRY]
         if queue.outbox is not None:
             overlay = {Field.ENQUEUE_SEQUENCE_NUMBER: number, **(overlay or {})}
-            number, queue.next_number = queue.next_number, queue.next_number + 1
+            number = reserve(queue, 1)
         message_id = core.bodies.next_id
         core.bodies.append([record], keep=False)
         core.worked(len(record))
-        queue.size_bytes += len(record)
         if queue.topic_id is not None:
-            topic = core.queue(queue_id_of(queue.topic_id))
-            topic.size_bytes += len(record) + COPY_BYTES
-            core.turn.touch(topic)
+            grow(core, queue.topic_id, len(record), 1)
         queue.tally.restored += 1
         due_ms = stored.expires_ms(queue, overlay, record)
         ref = (number, message_id, delivery_count, overlay)
         core.journal.entered(queue.id, [number], "restored", None)
-        enter_again(core, queue, ref, due_ms)
+        enter_again(core, queue, ref, len(record), due_ms)
         put_back(core, queue, unlocked(ref, len(record), due_ms, Place.AVAILABLE), now_ms)

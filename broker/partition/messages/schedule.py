@@ -9,9 +9,12 @@ number that such a queue had reached (`overtake`).
 """
 
 from broker.partition.messages import stored
+from broker.partition.messages.entering import append, enter_again
 from broker.partition.messages.expiry import end_of_life
-from broker.partition.messages.moves import enqueue, enter_again, put_back, unlocked
+from broker.partition.messages.leaving import leave, unlocked
+from broker.partition.messages.moves import put_back
 from broker.partition.state.core import Core
+from broker.partition.state.locks import Held
 from broker.partition.state.queue import Queue
 from broker.partition.state.timers import Due
 from broker.partition.state.window import Ref
@@ -29,7 +32,6 @@ from storage.records import (
     encode_entry,
     entry_or_none,
     message_enqueued_ms,
-    message_key,
     overtaken_key,
     queue_key,
     unpack_due_key,
@@ -48,25 +50,25 @@ def activate(core: Core, queue: Queue, now_ms: int) -> None:
     start, end = due_key(queue.id, Due.SCHEDULED, 0, 0), due_key(queue.id, Due.SCHEDULED, wall_ms + 1, 0)
     items = store.scan(Table.DUE, start, end, limit)
     entries: list[tuple[int, int, Overlay | None]] = []
-    expiring: list[tuple[int, int, int]] = []  # index in entries, message id, time
-    old_keys = []
-    old_refs: list[Ref] = []
+    expiring: list[tuple[int, int]] = []  # index in entries, time
+    left: list[Held] = []
+    orphaned: list[bytes] = []  # timers without a message
     returning: list[Ref] = []
     activated: list[Ref] = []  # under their old numbers
     overtaken: int | None = None
     for key, value in items:
         _, _, scheduled_ms, number = unpack_due_key(key)
-        old_key = queue_key(queue.id, Place.SCHEDULED, number)
-        entry = store.get(Table.QUEUE, old_key)
+        entry = store.get(Table.QUEUE, queue_key(queue.id, Place.SCHEDULED, number))
         if entry is None:
+            orphaned.append(key)
             continue
         ref = stored.read_entry(core, queue, Place.SCHEDULED, number, entry, *unpack_message_key(value))
         if ref is None:
+            orphaned.append(key)
             continue
         _, message_id, delivery_count, overlay = ref
-        old_keys.append(old_key)
-        if queue.sessions is not None:
-            old_refs.append((number, message_id, delivery_count, overlay))
+        # Their sizes are not looked up: the same bytes count for the queue afterwards.
+        left.append(unlocked(ref, 0, scheduled_ms, Place.SCHEDULED))
         if overlay is not None and Field.RETURNS_MS in overlay:
             del overlay[Field.RETURNS_MS]
             if overtaken is None:
@@ -83,28 +85,22 @@ def activate(core: Core, queue: Queue, now_ms: int) -> None:
                 expires_ms = end_of_life(now_ms, overlay[Field.EXPIRES_MS] - scheduled_ms)
                 overlay[Field.EXPIRES_MS] = expires_ms
         if expires_ms != NEVER and not (queue.is_dead_letter or queue.is_topic):
-            expiring.append((len(entries), message_id, expires_ms))
+            expiring.append((len(entries), expires_ms))
         entries.append((message_id, delivery_count, overlay))
         activated.append((number, message_id, delivery_count, overlay))
-    store.delete_many(Table.DUE, [key for key, _ in items])
-    store.delete_many(Table.QUEUE, old_keys)
-    if queue.sessions is not None:
-        queue.sessions.leave([unlocked(ref, 0, NEVER, Place.SCHEDULED) for ref in old_refs])
-    queue.counts[Place.SCHEDULED] -= len(entries) + len(returning)
+    if orphaned:
+        store.delete_many(Table.DUE, orphaned)
+    leave(core, queue, left)
     queue.tally.activated += len(entries) + len(returning)
-    first = queue.next_number
     if entries:
-        core.journal.moved(Op.ACTIVATED, queue.id, activated, queue.id, first)
-        enqueue(core, queue, entries)
+        core.journal.moved(Op.ACTIVATED, queue.id, activated, queue.id, queue.next_number)
+        append(core, queue, entries, 0, expiring)
         if queue.is_topic:
             core.timers.arm(now_ms, (queue.id, Due.PUBLISHING))
-    for index, message_id, expires_ms in expiring:
-        store.put(Table.DUE, due_key(queue.id, Due.EXPIRY, expires_ms, first + index), message_key(message_id))
-        core.arm_expiry(queue, expires_ms)
     for ref in returning:
         _, _, _, overlay = ref
         expires_ms = NEVER if queue.is_dead_letter or overlay is None else overlay.get(Field.EXPIRES_MS, NEVER)
-        enter_again(core, queue, ref, expires_ms)
+        enter_again(core, queue, ref, 0, expires_ms)
         core.journal.gone(Op.RETURNED, queue.id, [ref[0]])
         put_back(core, queue, unlocked(ref, 0, NEVER, Place.AVAILABLE), now_ms)  # its timer expires it, if it is time
     if len(items) == limit:

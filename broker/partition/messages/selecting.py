@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from broker.errors import InvalidFilter, NotImplementedByBroker
 from broker.partition.messages import stored
 from broker.partition.messages.deliveries import READ_MAX, WEIGHT_BYTES
-from broker.partition.messages.moves import expire, set_aside, unlocked
+from broker.partition.messages.leaving import set_aside, unlocked
+from broker.partition.messages.moves import expire
 from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
 from broker.partition.state.selection import Selection

@@ -14,7 +14,8 @@ from broker.partition.messages.deliveries import (
     Drained,
     token_of,
 )
-from broker.partition.messages.moves import discard, expire, set_aside, unlocked
+from broker.partition.messages.leaving import discard, set_aside, unlocked
+from broker.partition.messages.moves import expire
 from broker.partition.messages.selecting import of_session
 from broker.partition.state.core import Core
 from broker.partition.state.locks import NOBODY, Held, LockRun

@@ -19,14 +19,8 @@ from typing import cast
 
 from broker.errors import BrokerError, LockLost, MessageTooLarge, NotAllowed
 from broker.partition.messages import delays, header_sizes
-from broker.partition.messages.moves import (
-    Properties,
-    dead_letter,
-    defer,
-    discard,
-    put_back,
-    put_back_failed,
-)
+from broker.partition.messages.leaving import discard
+from broker.partition.messages.moves import Properties, dead_letter, defer, put_back, put_back_failed
 from broker.partition.state.core import Core
 from broker.partition.state.locks import Ending, Held, Holder
 from broker.partition.state.queue import Queue

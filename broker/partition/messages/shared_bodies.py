@@ -15,6 +15,13 @@ from storage.store import Store, Table
 PAGE = 1000
 
 
+def grow(core: Core, topic_id: int, size_bytes: int, copies: int) -> None:
+    """Count bodies of so many bytes that come to a subscription past its topic, with so many copies."""
+    topic = core.queue(queue_id_of(topic_id))
+    topic.size_bytes += size_bytes + COPY_BYTES * copies
+    core.turn.touch(topic)
+
+
 def release(core: Core, topic_id: int, message_ids: Sequence[int], sizes: Sequence[int | None]) -> None:
     """Queue entries of the topic's subscriptions, one for each of `message_ids`, are about to be deleted.
 

@@ -6,7 +6,7 @@ receiver or destination settles it.
 
 from collections.abc import Sequence
 
-from broker.partition.messages.moves import set_aside
+from broker.partition.messages.leaving import set_aside
 from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
 from broker.partition.state.window import Ref

@@ -37,13 +37,8 @@ from broker.errors import (
     SessionTakenOver,
 )
 from broker.partition.messages import stored
-from broker.partition.messages.moves import (
-    expire,
-    put_back,
-    put_back_failed,
-    set_aside,
-    unlocked,
-)
+from broker.partition.messages.leaving import set_aside, unlocked
+from broker.partition.messages.moves import expire, put_back, put_back_failed
 from broker.partition.messages.session_hand_out import next_of_session
 from broker.partition.messages.settlement import put_back_some
 from broker.partition.state.core import Core

@@ -16,14 +16,17 @@ from typing import NamedTuple
 from broker.partition.messages import stored
 from broker.partition.messages.admission import Incoming, check_sizes
 from broker.partition.messages.duplicates import sift
+from broker.partition.messages.entering import enter, enter_scheduled, reserve
 from broker.partition.messages.expiry import end_of_life
+from broker.partition.messages.leaving import leave, unlocked
 from broker.partition.sessions.membership import session_id_in, session_id_of, without_session
 from broker.partition.state.bodies import staged_id, with_times
 from broker.partition.state.core import Core
+from broker.partition.state.locks import Held, ref_of
 from broker.partition.state.queue import Queue
 from broker.partition.state.timers import Due
 from broker.partition.state.topic import Topic
-from broker.partition.state.window import Ref
+from broker.partition.state.window import Ref, number_of
 from broker.partition.topics.selection import Failure, Selected, select, view_of
 from broker.wire import Extra, RunBytes
 from protocol.extension import extension
@@ -238,21 +241,15 @@ class _FanOut:
         """The copy waits in its subscription until this time of the wall clock, as `schedule` has it."""
         core, queue = self._core, self._core.queue(queue_id)
         message_id, entry, overlay, _, size, since_ms = copy
-        number = queue.next_number
-        queue.next_number += 1
+        number = reserve(queue, 1)
         if queue.sessions is not None:
             [(message_id, entry, overlay, *_)] = self._in_session(queue_id, [copy])[queue_id]
         entries.append((queue_key(queue_id, Place.SCHEDULED, number), entry))
         due.append((due_key(queue_id, Due.SCHEDULED, scheduled_ms, number), message_key(message_id)))
         there = [self.waited.get(message_id)] if self.waited else None
         core.journal.entered(queue_id, [number], PUBLISHED, self._queue_id, there)
-        if queue.sessions is not None:
-            queue.sessions.put(Place.SCHEDULED, (number, message_id, 0, overlay))
-        queue.counts[Place.SCHEDULED] += 1
-        queue.size_bytes += size
+        enter_scheduled(core, queue, [(number, message_id, 0, overlay)], size, scheduled_ms, since_ms)
         queue.tally.incoming += 1
-        core.arm_scheduled(queue_id, scheduled_ms, since_ms)
-        core.turn.touch(queue)
 
     def _count_failures(self) -> None:
         for entity_id, rules, reason in self._failures:
@@ -280,11 +277,9 @@ class _FanOut:
             return queue.is_awaited
         queue.tally.incoming += len(batch.copies)
         if batch.expiring:
-            earliest_ms = NEVER
             for index, expires_ms, message_id in batch.expiring:
                 due.append((due_key(queue_id, Due.EXPIRY, expires_ms, first + index), message_key(message_id)))
-                earliest_ms = min(earliest_ms, expires_ms)
-            core.arm_expiry(queue, earliest_ms)
+            core.arm_expiry(queue, min(expires_ms for _, expires_ms, _ in batch.expiring))
         return queue.is_awaited
 
 
@@ -298,16 +293,8 @@ def _enter(
     there: Sequence[int | None] | None = None,
 ) -> None:
     """Copies with these numbers are in the queue now. `refs` are theirs if its window or its sessions want them."""
-    queue.next_number = numbers.stop
     core.journal.entered(queue.id, numbers, PUBLISHED, topic_queue_id, there)
-    if queue.sessions is not None:
-        queue.sessions.enter(refs)
-    elif queue.window.active:
-        queue.window.extend(refs, numbers.start, numbers.stop, core.settings.window)
-    queue.counts[Place.AVAILABLE] += len(numbers)
-    queue.size_bytes += size_bytes
-    core.turn.touch(queue)
-    core.turn.wake(queue)
+    enter(core, queue, refs, numbers, size_bytes, count=len(numbers))
 
 
 def _limited(copy: Copy, limit_ms: int) -> Copy:
@@ -340,6 +327,7 @@ def publish(
     fan_out = _FanOut(core, queue.id, topic)
     records: list[bytes] = []
     scheduled: list[tuple[bytes, bytes]] = []
+    later: list[Ref] = []
     due: list[tuple[bytes, bytes]] = []
     numbers: list[int] = []
     first = number = queue.next_number if reserved is None else reserved
@@ -382,6 +370,7 @@ def publish(
             scheduled.append((queue_key(queue.id, Place.SCHEDULED, number), encode_entry(message_id, 0, overlay)))
             due.append((due_key(queue.id, Due.SCHEDULED, enqueued_ms, number), message_key(message_id)))
             earliest_ms = min(earliest_ms, enqueued_ms)
+            later.append((number, message_id, 0, overlay))
         elif waits or fan_out.is_full():
             waits = True
             waiting.append((number, message_id, overlay))
@@ -412,17 +401,14 @@ def publish(
     if number == first:
         return numbers
     core.changing()
-    queue.next_number = max(queue.next_number, number)
-    core.turn.touch(queue)
-    _stage(core, queue, fan_out, records, published, said_ids, waiting, now_ms)
+    waits_for = _stage(core, queue, fan_out, records, published, said_ids, waiting, now_ms)
     core.bodies.adopt(adopted)
-    queue.size_bytes += size_bytes
+    enter(core, queue, [], range(first, number), size_bytes, count=waits_for)
     if scheduled:
         core.store.insert_many(Table.QUEUE, scheduled)
         core.store.insert_many(Table.DUE, due)
-        queue.counts[Place.SCHEDULED] += len(scheduled)
         core.turn.work += 2 * len(scheduled)
-        core.arm_scheduled(queue.id, earliest_ms, now_ms)
+        enter_scheduled(core, queue, later, 0, earliest_ms, now_ms)
     return numbers
 
 
@@ -470,9 +456,8 @@ def publish_run(core: Core, queue: Queue, run: RunBytes, now_ms: int) -> bool:
     core.bodies.append_items(records, keep=awaited)
     core.turn.work += copies + 2 * count
     queue.tally.incoming += count
-    queue.next_number += count
-    queue.size_bytes += size_bytes + COPY_BYTES * copies
-    core.turn.touch(queue)
+    first = queue.next_number
+    enter(core, queue, [], range(first, first + count), size_bytes + COPY_BYTES * copies, count=0)
     return True
 
 
@@ -486,7 +471,8 @@ def publish_forwarded(
     """
     topic = core.topic(queue.entity_id)
     fan_out = _FanOut(core, queue.id, topic)
-    terms, number = queue.terms, queue.next_number
+    terms, first = queue.terms, queue.next_number
+    number = first
     limit_ms = end_of_life(now_ms, terms.time_to_live_ms)
     records: list[bytes] = []
     waiting: list[Waiting] = []
@@ -524,12 +510,10 @@ def publish_forwarded(
         records.append(record)
         size_bytes += len(record)
     core.changing()
-    queue.next_number = number
     queue.tally.incoming += len(messages)
-    core.turn.touch(queue)
     origin = source, there
-    _stage(core, queue, fan_out, records, published, [None] * len(published), waiting, now_ms, origin)
-    queue.size_bytes += size_bytes
+    waits_for = _stage(core, queue, fan_out, records, published, [None] * len(published), waiting, now_ms, origin)
+    enter(core, queue, [], range(first, number), size_bytes, count=waits_for)
 
 
 # -- messages that wait at the topic to be published
@@ -553,8 +537,8 @@ def _stage(
     waiting: list[Waiting],
     now_ms: int,
     origin: tuple[int, Mapping[int, int]] | None = None,
-) -> None:
-    """Publish the gathered copies, if there is room for them, and let the other messages wait.
+) -> int:
+    """Publish the gathered copies, if there is room for them, and let the other messages wait. Returns their number.
 
     `origin`, for the journal: the queue that forwards them, and the number there by that here.
     """
@@ -581,9 +565,9 @@ def _stage(
                 for number, each, own in waiting
             ],
         )
-        queue.counts[Place.AVAILABLE] += len(waiting)
         core.turn.work += len(waiting)
         core.timers.arm(now_ms, (queue.id, Due.PUBLISHING))
+    return len(waiting)
 
 
 def publish_waiting(core: Core, queue: Queue, now_ms: int) -> None:
@@ -608,9 +592,9 @@ def _publish_some(core: Core, queue: Queue, count: int) -> bool:
     fan_out = _FanOut(core, queue.id, topic)
     start, end = queue_key(queue.id, Place.AVAILABLE, 0), queue_key(queue.id, Place.AVAILABLE + 1, 0)
     least_work = 1 + topic.rule_set.tried + len(topic.for_all)
-    done: list[bytes] = []
+    done: list[Held] = []
     unmatched: list[bytes] = []
-    read_bytes = gone_bytes = 0
+    read_bytes = 0
     for key, value in store.scan(Table.QUEUE, start, end, min(count, core.work_left() // least_work + 1)):
         if done and (fan_out.is_full() or read_bytes >= core.settings.step_bytes):
             break
@@ -618,8 +602,8 @@ def _publish_some(core: Core, queue: Queue, count: int) -> bool:
         message = stored.read_message(core, queue, Place.AVAILABLE, number, value)
         if message is None:
             continue
-        (_, message_id, _, overlay), record = message
-        done.append(key)
+        ref, record = message
+        _, message_id, _, overlay = ref
         read_bytes += len(record)
         overlay = overlay or {}
         since_ms = overlay.get(Field.ENQUEUED_MS) or message_enqueued_ms(record)
@@ -630,20 +614,20 @@ def _publish_some(core: Core, queue: Queue, count: int) -> bool:
             view = view_of(layout, body, number, since_ms, expires_ms)
             selected = select(core, topic, view, since_ms, queue.terms.time_to_live_ms)
         fan_out.waited[message_id] = number
-        if not fan_out.add(
+        is_taken = fan_out.add(
             message_id, len(record), since_ms, expires_ms, overlay or None, selected, session_id_in(record)
-        ):
+        )
+        if not is_taken:
             unmatched.append(message_key(message_id))
-            gone_bytes += len(record)
+        # The body of one that is published goes on counting, for all copies.
+        done.append(unlocked(ref, 0 if is_taken else len(record), NEVER, Place.AVAILABLE))
     if fan_out.copies and not fan_out.fits():
         return False
     fan_out.stage()
-    core.journal.gone(Op.PUBLISHED, queue.id, [unpack_queue_key(key)[2] for key in done])
-    store.delete_many(Table.QUEUE, done)
+    core.journal.gone(Op.PUBLISHED, queue.id, [number_of(ref_of(held)) for held in done])
+    leave(core, queue, done)
     store.delete_many(Table.MESSAGES, unmatched)
-    queue.counts[Place.AVAILABLE] -= len(done)
     queue.tally.unmatched += len(unmatched)
-    queue.size_bytes += COPY_BYTES * fan_out.copies - gone_bytes
+    queue.size_bytes += COPY_BYTES * fan_out.copies
     core.turn.work += len(done)
-    core.turn.touch(queue)
     return True
