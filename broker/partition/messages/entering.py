@@ -110,12 +110,12 @@ def enter_again(core: Core, queue: Queue, ref: Ref, size: int, due_ms: int) -> N
     The caller puts it back then.
     """
     number, message_id, _, _ = ref
+    put(core, queue, _AVAILABLE, ref, size)
     if queue.sessions is not None:
         queue.sessions.enter_again(ref)
-    if due_ms != NEVER:
+    if due_ms != NEVER:  # behind the entry, as in a move of the whole queue
         core.store.put(_DUE, due_key(queue.id, _EXPIRY, due_ms, number), message_key(message_id))
         core.arm_expiry(queue, due_ms)
-    put(core, queue, _AVAILABLE, ref, size)
 
 
 def put(core: Core, queue: Queue, place: Place, ref: Ref, size: int) -> None:
