@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from broker import runs
 from broker.namespace.entities import QueueDescription
-from broker.partition.messages import moves
+from broker.partition.messages import leaving
 from broker.partition.state import bodies, journal, locks
 from broker.partition.state.locks import Holder, Locks
 from broker.partition.state.queue import Queue
@@ -80,6 +80,15 @@ def test_damage_is_found_alike(found, damage):
     assert extension.are_whole([*records, None]) is expected
 
 
+@pytest.mark.parametrize("body_bytes", [0, 200, 215, 216, 217, 500, 1000, 1024, 4097, 70_001])
+def test_records_of_all_sizes_have_the_same_checksum(body_bytes):
+    """The extension hashes long ones with the processor's widest registers, and in stripes and blocks."""
+    record = encode_message(1, NEVER, LAYOUT, bytes(at * 7 % 251 for at in range(body_bytes)))
+    assert extension.are_whole([record])
+    for at in {8, len(record) // 2, len(record) - 1}:
+        assert not extension.are_whole([record[:at] + bytes((record[at] ^ 1,)) + record[at + 1 :]])
+
+
 @given(
     st.lists(st.tuples(LARGE, LARGE, st.integers(0, (1 << 32) - 1)), max_size=9),
     st.none() | st.tuples(st.integers(0, 8), st.binary(max_size=20)),
@@ -144,11 +153,11 @@ def test_keys_are_made_alike(held):
     def keys() -> Any:
         queue = Queue(7, Terms.of(QueueDescription(name="q")), Counts())
         queue.counts = [100, 100, 100]
-        return *moves._keys_of(queue, messages), queue.counts
+        return *leaving._keys_of(queue, messages), queue.counts
 
     native = keys()
     with pytest.MonkeyPatch.context() as patch:
-        without_extension(patch, moves)
+        without_extension(patch, leaving)
         assert native == keys()
 
 
