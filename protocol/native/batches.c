@@ -3,6 +3,7 @@
 #include "batches.h"
 
 #include "entries.h"
+#include "hashing.h"
 #include "intake.h"
 #include "module.h"
 
@@ -31,7 +32,7 @@ static uint32_t crc32_of(const uint8_t *bytes, size_t size) {
 
 static bool is_whole(const uint8_t *record, size_t size) {
     if (size < RECORD_HEADER_BYTES) return false;
-    return XXH3_64bits(record + 8, size - 8) == read_u64(record);
+    return hash64(record + 8, size - 8) == read_u64(record);
 }
 
 static PyObject *bytes_of(const uint8_t *bytes, size_t size) {
@@ -135,7 +136,7 @@ PyObject *store_run(PyObject *module, PyObject *arguments) {
         if (!record) goto end;
         uint8_t *made = (uint8_t *)PyBytes_AsString(record); // nobody else has it yet
         write_u64(write_u64(made + 8, (uint64_t)enqueued_ms), (uint64_t)expires_ms);
-        write_u64(made, XXH3_64bits(made + 8, record_bytes - 8));
+        write_u64(made, hash64(made + 8, record_bytes - 8));
         at += record_bytes;
         if (append(records, pair_of(message_key(message_id), record)) < 0) goto end;
         uint8_t packed[OVERLAY_BYTES];

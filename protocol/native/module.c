@@ -6,6 +6,7 @@
 #include "batches.h"
 #include "entries.h"
 #include "frames.h"
+#include "hashing.h"
 #include "intake.h"
 #include "journal.h"
 #include "proton.h"
@@ -206,6 +207,7 @@ static int add_type(PyObject *module, PyType_Spec *spec, const char *name, PyObj
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "protocol._native", NULL, -1, methods, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__native(void) {
+    choose_hash();
     PyObject *module = PyModule_Create(&definition), *columns_type;
     if (!module) return NULL;
     if (add_type(module, &incoming_spec, "Incoming", &incoming_type) < 0 ||
