@@ -11,6 +11,10 @@ MAPPED_BYTES: Final = 8 << 20
 MOST_KEPT_BYTES: Final = 32 << 20  # a larger buffer is mapped each time
 LOOK_SECONDS: Final = 10.0
 MUCH_BYTES: Final = 48 << 20  # that are free for so long
+# It leaves the memory as it is if there is nothing to copy; `bytearray(size)` clears it.
+_new_bytearray = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_ssize_t)(
+    ("PyByteArray_FromStringAndSize", ctypes.pythonapi)
+)
 _STATM: Final = Path("/proc/self/statm")
 
 
@@ -35,13 +39,13 @@ def keep_freed() -> None:
 
 
 def room_for(size_bytes: int) -> memoryview:
-    """Memory that is about to be written, all of it.
+    """Return memory with whatever is in it: the caller reads only what it has written.
 
     A large one comes from the kernel: its pages are cleared already, and if the system has huge pages, it faults one
     of them in place of 512 others.
     """
     if size_bytes <= MOST_KEPT_BYTES:
-        return memoryview(bytearray(size_bytes))
+        return memoryview(_new_bytearray(None, size_bytes))
     mapped = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError, AttributeError):  # a kernel or C library without them
         mapped.madvise(mmap.MADV_HUGEPAGE)

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from storage import heap
 from tests.processes import REPOSITORY
 
 pytestmark = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="it is glibc's")
@@ -71,3 +72,11 @@ print(int(free_bytes() > 100 * MIB))
     assert early > before + (150 << 20)
     assert given_back < before + (40 << 20)
     assert left, "it is free still, but has no memory"
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 3 << 20, heap.MOST_KEPT_BYTES, heap.MOST_KEPT_BYTES + 1])
+def test_room_is_of_the_size_and_keeps_what_is_written(size_bytes):
+    room = heap.room_for(size_bytes)
+    written = bytes(range(256)) * (size_bytes // 256) + bytes(size_bytes % 256)
+    room[:] = written
+    assert room == written
