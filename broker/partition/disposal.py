@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from broker.partition.messages.shared_bodies import release
 from broker.partition.sessions.states import free_states
 from broker.partition.state.core import Core
+from broker.partition.state.entities import Deleted
 from broker.partition.state.timers import Due
 from storage.journal.events import Op
 from storage.quarantine import quarantine
@@ -46,15 +47,14 @@ def discard(core: Core, entity_id: int, topic_id: int | None, now_ms: int) -> No
 
 def free_later(core: Core, entity_id: int, topic_id: int | None, now_ms: int) -> None:
     """META says that the entity is to be deleted here. `topic_id` is that of a subscription."""
-    core.deleted[entity_id] = topic_id
-    core.freed_up_to[entity_id] = {}
+    core.entities.deleted[entity_id] = Deleted(topic_id)
     core.timers.arm(now_ms, (queue_id_of(entity_id), Due.DELETION))
 
 
 def free(core: Core, entity_id: int, now_ms: int) -> None:
     """The timer: delete a step of the messages of a deleted entity; at the end forget the entity."""
     store, step, first, end = core.store, _step(core), queue_id_of(entity_id), queue_id_of(entity_id + 1)
-    topic_id = core.deleted[entity_id]
+    topic_id = core.entities.deleted[entity_id].topic_id
     core.turn.work += step
     if items := _next_rows(core, entity_id, Table.QUEUE, queue_key(first, 0, 0), queue_key(end, 0, 0), step):
         ids = []
@@ -69,7 +69,7 @@ def free(core: Core, entity_id: int, now_ms: int) -> None:
             release(core, topic_id, ids, [None] * len(ids))
         store.delete_many(Table.QUEUE, [key for key, _ in items])
         _name(core, entity_id)
-        op, reason = (Op.MOVED, None) if entity_id in core.terms else (Op.PURGED, "deleted")
+        op, reason = (Op.MOVED, None) if entity_id in core.entities.terms else (Op.PURGED, "deleted")
         for key, _ in items:
             queue_id, _, number = unpack_queue_key(key)
             core.journal.gone(op, queue_id, [number], reason)
@@ -83,20 +83,20 @@ def free(core: Core, entity_id: int, now_ms: int) -> None:
         store.delete_many(Table.SESSION_STATES, [key for key, _ in items])  # a move was given up between the two rows
     elif items := _next_rows(core, entity_id, Table.DUE, due_key(first, 0, 0, 0), due_key(end, 0, 0, 0), step):
         store.delete_many(Table.DUE, [key for key, _ in items])
-    elif entity_id not in core.terms and (
+    elif entity_id not in core.entities.terms and (
         items := store.scan(Table.RULES, rule_key(entity_id, ""), rule_key(entity_id + 1, ""), step)
     ):
         store.delete_many(Table.RULES, [key for key, _ in items])
     elif keys := arrived_rows(store, entity_id, step):
         store.delete_many(Table.META, keys)
     elif not free_ids(store, entity_id, step):
-        if entity_id not in core.terms:
+        if entity_id not in core.entities.terms:
             store.delete_many(Table.MARKS, _marks(store, range(first, end)))
         for key_of in (forwarded_key, overtaken_key):
             store.delete_many(Table.META, map(key_of, range(first, end)))
         store.delete_many(Table.COUNTS, map(entity_key, range(first, end)))
         store.delete(Table.META, deleted_entity_key(entity_id))
-        del core.deleted[entity_id], core.freed_up_to[entity_id]
+        del core.entities.deleted[entity_id]
         return
     core.timers.arm(now_ms, (first, Due.DELETION))
 
@@ -109,7 +109,7 @@ def _next_rows(
     A scan from the first key would pass all of these until a checkpoint has made the table without them. It is made
     once, when nothing is left behind them.
     """
-    up_to = core.freed_up_to[entity_id]
+    up_to = core.entities.deleted[entity_id].freed_up_to
     start = up_to.get(table, begin)
     items = core.store.scan(table, start, end, step) if start < end else []
     if not items and begin < start < end:
@@ -123,13 +123,13 @@ def _step(core: Core) -> int:
 
 
 def _name(core: Core, entity_id: int) -> None:
-    if (terms := core.terms.get(entity_id)) is not None:
+    if (terms := core.entities.terms.get(entity_id)) is not None:
         core.journal.named(entity_id, terms.name)
 
 
 def _journal_states(core: Core, entity_id: int) -> None:
     _name(core, entity_id)
-    core.journal.states(queue_id_of(entity_id), "moved" if entity_id in core.terms else "deleted")
+    core.journal.states(queue_id_of(entity_id), "moved" if entity_id in core.entities.terms else "deleted")
 
 
 def _marks(store: Store, queue_ids: range) -> list[bytes]:

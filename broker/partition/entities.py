@@ -57,21 +57,21 @@ def load(core: Core, now_ms: int, known: dict[bytes, Terms] | None = None) -> No
             if terms is None:
                 terms = known[value] = Terms.of_definition(decode_document(value), core.settings.sku)
             if key in gone:
-                core.auto_deleted[entity_id] = terms.name
+                core.idle_times.auto_deleted[entity_id] = terms.name
             else:
                 definitions.append((entity_id, terms))
         except (CorruptRecord, ValueError, KeyError) as error:
             raise StoreError(f"entity {entity_id}: {error}") from error
     for entity_id, terms in sorted(definitions, key=lambda each: each[1].kind):  # topics before their subscriptions
         try:
-            core.define(entity_id, terms)
+            core.entities.define(entity_id, terms)
         except EntityNotFound as error:
             raise StoreError(f"entity {entity_id}: {error}") from error
-    if core.topic_ids:
+    if core.entities.topic_ids:
         load_language()  # before anybody waits; for topics that come later see `broker.worker.copies`
     if (next_id := core.store.get(Table.META, NEXT_ENTITY_ID_KEY)) is not None:
         try:
-            core.next_entity_id = int(decode_document(next_id))
+            core.entities.next_id = int(decode_document(next_id))
         except (CorruptRecord, ValueError, TypeError) as error:
             raise StoreError(f"the next entity id: {error}") from error
     for key, value in _of_meta(core, DELETED_ENTITY_PREFIX):
@@ -87,7 +87,7 @@ def load(core: Core, now_ms: int, known: dict[bytes, Terms] | None = None) -> No
         residence.forward_again(core, int.from_bytes(key, "big"), value)
     for key, _ in core.store.scan(Table.COUNTS, *_ALL, 1 << 32):
         residence.begin_forwarding(core, int.from_bytes(key, "big"))
-    for entity_id in core.terms:
+    for entity_id in core.entities.terms:
         residence.begin_duties(core, entity_id, now_ms)
     idleness.load(core, now_ms)
     if core.bodies.has_dropped:
@@ -116,26 +116,26 @@ def put_entity(
     `rules` are the rule documents of a new subscription; None is `$Default`, which takes every message. A change of the
     lock duration ends all locks; receivers that are no longer allowed are closed.
     """
-    if entity_id in core.deleted and entity_id not in core.terms:
+    if entity_id in core.entities.deleted and entity_id not in core.entities.terms:
         raise ServerBusy("The messages of a deleted entity with the same id are still being deleted. Please try again.")
-    if entity_id in core.auto_deleted:
-        raise _deleted(core.auto_deleted[entity_id])
+    if entity_id in core.idle_times.auto_deleted:
+        raise _deleted(core.idle_times.auto_deleted[entity_id])
     terms = Terms.of(description, partitions, core.settings.sku)
-    before = core.terms.get(entity_id)
+    before = core.entities.terms.get(entity_id)
     compiled_rules = [compiled(rule) for rule in ([default_rule(now_ms)] if rules is None else rules)]
-    core.define(entity_id, terms)
+    core.entities.define(entity_id, terms)
     idleness.change(core, entity_id, now_ms)
     if before is None:
         if terms.kind == Kind.SUBSCRIPTION:
             write_rules(core.store, entity_id, compiled_rules)
-            core.accessed_ms[core.topic_ids[terms.topic]] = now_ms
-            topic = core.topics.get(core.topic_ids[terms.topic])
+            core.entities.accessed_ms[core.entities.topic_ids[terms.topic]] = now_ms
+            topic = core.topics.get(core.entities.topic_ids[terms.topic])
             if topic is not None:
                 topic.add_subscription(entity_id, compiled_rules)
         return
     if terms.partitions != before.partitions:
         moves.relocate(core, entity_id, before, now_ms)
-    if not core.lives_here(entity_id):
+    if not core.entities.lives_here(entity_id):
         return
     for part in PARTS:
         queue = core.queues.get(queue_id_of(entity_id, part))
@@ -189,10 +189,10 @@ def delete_entity(core: Core, entity_id: int, now_ms: int) -> dict[int, str]:
 
     Returns what was deleted: entity id -> name, subscriptions before their topic.
     """
-    if entity_id not in core.terms:
+    if entity_id not in core.entities.terms:
         raise EntityNotFound("The messaging entity could not be found.")
-    ids = [*sorted(core.subscription_ids.get(entity_id, ())), entity_id]
-    names = {each: core.terms[each].name for each in ids}
+    ids = [*sorted(core.entities.subscription_ids.get(entity_id, ())), entity_id]
+    names = {each: core.entities.terms[each].name for each in ids}
     for each in ids:
         _delete(core, each, now_ms)
     return names
@@ -203,9 +203,9 @@ def delete_unused(core: Core, entity_id: int, now_ms: int) -> None:
     says: a message sent before keeps the entity, and a message sent after is refused.
     """
     deleted = delete_entity(core, entity_id, now_ms)
-    core.auto_deletions += len(deleted)
-    core.auto_deleted |= deleted
-    core.newly_auto_deleted |= deleted
+    core.idle_times.auto_deletions += len(deleted)
+    core.idle_times.auto_deleted |= deleted
+    core.idle_times.newly_auto_deleted |= deleted
     document = encode_document(now_ms)
     core.store.put_many(Table.META, [(auto_deleted_key(each), document) for each in sorted(deleted)])
 
@@ -213,15 +213,16 @@ def delete_unused(core: Core, entity_id: int, now_ms: int) -> None:
 def delete_all(core: Core, entity_ids: Sequence[int], now_ms: int) -> None:
     """The catalog does not have these entities any more: delete those that are here."""
     for entity_id in entity_ids:
-        if entity_id in core.terms:
+        if entity_id in core.entities.terms:
             delete_entity(core, entity_id, now_ms)
-        elif core.auto_deleted.pop(entity_id, None) is not None:
+        elif core.idle_times.auto_deleted.pop(entity_id, None) is not None:
             core.store.delete(Table.META, auto_deleted_key(entity_id))
 
 
 def _delete(core: Core, entity_id: int, now_ms: int) -> None:
-    residence.leave(core, entity_id, _deleted(core.terms[entity_id].name))
-    topic_id = core.forget(entity_id)
+    residence.leave(core, entity_id, _deleted(core.entities.terms[entity_id].name))
+    topic_id = core.entities.forget(entity_id)
+    core.journal.forget(entity_id)
     if topic_id in core.topics:
         core.topics[topic_id].remove_subscription(entity_id)
     moves.forget(core, entity_id)

@@ -19,32 +19,32 @@ class EntityIndex:
     def find(self, path: str) -> int | None:
         """The entity id; None if there is no such entity."""
         core, wanted = self._core, path.lower()
-        if (found := core.destination_ids.get(wanted)) is not None:
+        if (found := core.entities.destination_ids.get(wanted)) is not None:
             return found
-        topic_id = core.topic_ids.get(wanted.rpartition("/subscriptions/")[0])
-        subscriptions = () if topic_id is None else core.subscription_ids[topic_id]
-        return next((each for each in subscriptions if core.terms[each].name.lower() == wanted), None)
+        topic_id = core.entities.topic_ids.get(wanted.rpartition("/subscriptions/")[0])
+        subscriptions = () if topic_id is None else core.entities.subscription_ids[topic_id]
+        return next((each for each in subscriptions if core.entities.terms[each].name.lower() == wanted), None)
 
     def is_destination(self, name: str) -> bool:
         """True if messages can be sent to it: it is a queue or topic."""
-        return name.lower() in self._core.destination_ids
+        return name.lower() in self._core.entities.destination_ids
 
     def is_being_deleted(self, path: str) -> bool:
         """Nobody used it, so it was deleted, but the catalog may still have it."""
-        return path.lower() in (name.lower() for name in self._core.auto_deleted.values())
+        return path.lower() in (name.lower() for name in self._core.idle_times.auto_deleted.values())
 
     def count_destinations(self) -> int:
         """Queues and topics."""
-        return len(self._core.destination_ids)
+        return len(self._core.entities.destination_ids)
 
     def count_partitioned(self) -> int:
         """Queues and topics on several partitions."""
-        terms = self._core.terms
-        return sum(len(terms[each].partitions) > 1 for each in self._core.destination_ids.values())
+        terms = self._core.entities.terms
+        return sum(len(terms[each].partitions) > 1 for each in self._core.entities.destination_ids.values())
 
     def count_subscriptions(self, topic: str) -> int:
-        topic_id = self._core.topic_ids.get(topic.lower())
-        return 0 if topic_id is None else len(self._core.subscription_ids[topic_id])
+        topic_id = self._core.entities.topic_ids.get(topic.lower())
+        return 0 if topic_id is None else len(self._core.entities.subscription_ids[topic_id])
 
     def has_rule(self, entity_id: int, name: str) -> bool:
         """Raises EntityNotFound, NotAllowed if there is no such subscription."""
@@ -62,7 +62,7 @@ class EntityIndex:
         Raises InvalidArgument with the position in a wrong expression, QuotaExceeded.
         """
         core = self._core
-        filters = core.topic(core.topic_ids[topic.lower()]).filters.copy()
+        filters = core.topic(core.entities.topic_ids[topic.lower()]).filters.copy()
         filters.subtract(document["filter"]["kind"] for document in replaced)
         for document in documents:
             kind = compiled_new(document).kind

@@ -80,8 +80,8 @@ class Partition:
         # empty if there is none; and whether `take_auto_deleted` and `take_unused` have something.
         self.next_timer_ms: Callable[[], int | None] = self._core.timers.next_ms
         self.timers: Sequence[Any] = self._core.timers.heap
-        self.newly_auto_deleted = self._core.newly_auto_deleted
-        self.newly_unused = self._core.newly_unused
+        self.newly_auto_deleted = self._core.idle_times.newly_auto_deleted
+        self.newly_unused = self._core.idle_times.newly_unused
         self.index = EntityIndex(self._core)
         entities.load(self._core, now_ms, known_terms)
 
@@ -107,7 +107,7 @@ class Partition:
         Raises ServerBusy while it is being decided whether the entity is deleted because nobody has used it.
         """
         core = self._core
-        if not core.kept:
+        if not core.idle_times.kept:
             core.begin_command()
             return
         idleness.use(core, queue_id, now_ms)
@@ -242,7 +242,7 @@ class Partition:
         if found is None:
             browsing.wait_no_more(self._core, receiver, now_ms)
             return
-        if self._core.kept:
+        if self._core.idle_times.kept:
             idleness.use(self._core, found.queue_id, now_ms)
         queue = self._core.close_receiver(found)
         if queue is None:
@@ -371,7 +371,7 @@ class Partition:
             if queue is None:
                 continue  # the queue was deleted
             accesses.note_receivers(queue, now_ms)
-            if core.kept and (queue.is_in_use or queue.counts[Place.SCHEDULED] or due == Due.PUBLISHING):
+            if core.idle_times.kept and (queue.is_in_use or queue.counts[Place.SCHEDULED] or due == Due.PUBLISHING):
                 idleness.use(core, queue.id, now_ms)  # even if what uses the entity ends with this timer
             if due == Due.LOCKS:
                 (settlement if queue.sessions is None else session_locks).end_locks(core, queue, now_ms)
@@ -398,12 +398,12 @@ class Partition:
         turn = core.turn
         if not (turn.awake or turn.outgoing or turn.offering or turn.accepted or turn.closed or turn.browsed):
             return NOTHING  # the usual case of a send
-        if core.quiet:
+        if core.entities.quiet:
             moves.hold_back(core)
         forwards = forwarding.pump(core, now_ms) if turn.outgoing else ()
         if turn.offering:
             session_locks.offer(core, now_ms)
-        if core.kept:
+        if core.idle_times.kept:
             for queue_id in list(turn.awake):
                 idleness.use(core, queue_id, now_ms)
                 if idleness.refuses(core, queue_id):
@@ -501,7 +501,7 @@ class Partition:
 
     def knows(self, entity_id: int) -> bool:
         """True if the entity is here, and it was not deleted because nobody used it."""
-        return entity_id in self._core.terms
+        return entity_id in self._core.entities.terms
 
     def begin_change(self, now_ms: int) -> None:
         """A change of the catalog begins; see `has_changed`."""
@@ -520,18 +520,20 @@ class Partition:
 
     def with_subscriptions(self, entity_ids: Iterable[int]) -> list[int]:
         """These entities, each once, and the subscriptions of those of them that are topics."""
-        of = self._core.subscription_ids
+        of = self._core.entities.subscription_ids
         return list(dict.fromkeys(found for each in entity_ids for found in (*sorted(of.get(each, ())), each)))
 
     def with_topic(self, entity_id: int) -> list[int]:
         """The entity, and its topic if it is a subscription."""
-        terms = self._core.terms.get(entity_id)
-        return [entity_id] if terms is None or not terms.topic else [entity_id, self._core.topic_ids[terms.topic]]
+        terms = self._core.entities.terms.get(entity_id)
+        return (
+            [entity_id] if terms is None or not terms.topic else [entity_id, self._core.entities.topic_ids[terms.topic]]
+        )
 
     @property
     def auto_deleted(self) -> Collection[int]:
         """Entities that were deleted because nobody used them, and whose definitions are still to be removed."""
-        return self._core.auto_deleted.keys()
+        return self._core.idle_times.auto_deleted.keys()
 
     def take_auto_deleted(self) -> dict[int, str]:
         """Those of them that were not taken yet, with their names. Call it after the commit."""
@@ -542,8 +544,8 @@ class Partition:
     def count_auto_deleted(self, entity_ids: Sequence[int]) -> list[str]:
         """Count these entities as deleted because nobody used them, by decision of the home. Returns their names."""
         core = self._core
-        core.auto_deletions += len(entity_ids)
-        return [core.terms[each].name for each in entity_ids]
+        core.idle_times.auto_deletions += len(entity_ids)
+        return [core.entities.terms[each].name for each in entity_ids]
 
     def use(self, entity_id: int, now_ms: int) -> None:
         """The entity is used by a change that reaches it by way of the home."""
@@ -551,10 +553,10 @@ class Partition:
 
     def partitions_of(self, entity_id: int) -> tuple[int, ...]:
         """The partitions that a partitioned entity lives on; empty if it is plain, or not known."""
-        terms = self._core.terms.get(entity_id)
+        terms = self._core.entities.terms.get(entity_id)
         if terms is None:
             return ()
-        partitions = self._core.partitions_of(terms.topic or terms.name.lower())
+        partitions = self._core.entities.partitions_of(terms.topic or terms.name.lower())
         return partitions if len(partitions) > 1 else ()
 
     def take_unused(self) -> list[int]:
@@ -582,7 +584,7 @@ class Partition:
 
     def end_move(self, entity_id: int, now_ms: int) -> None:
         """The move of this entity is given up, if one has begun."""
-        if entity_id in self._core.terms:
+        if entity_id in self._core.entities.terms:
             moves.keep(self._core, entity_id, now_ms)
 
     def check(self) -> None:
@@ -623,5 +625,5 @@ class Partition:
             "transactions": len(core.transactions.open),
             "committed": core.transactions.committed,
             "rolled_back": core.transactions.rolled_back,
-            "auto_deleted": core.auto_deletions,
+            "auto_deleted": core.idle_times.auto_deletions,
         }

@@ -445,7 +445,7 @@ def _counts(core: Core, args: Sequence[Any], now_ms: int) -> dict[int, list[int]
 
 def _is_counted(core: Core, queue_id: int) -> bool:
     entity_id = entity_of(queue_id)
-    return entity_id in core.terms and core.is_of_here(entity_id) and part_of(queue_id) in PARTS
+    return entity_id in core.entities.terms and core.entities.is_of_here(entity_id) and part_of(queue_id) in PARTS
 
 
 def _stored_count(core: Core, queue_id: int, value: bytes | None) -> list[int]:
@@ -463,7 +463,9 @@ def _count(queue: Queue) -> list[int]:
 
 def _accessed(core: Core, args: Sequence[Any], now_ms: int) -> list[Any]:
     """When the partition was opened, and the last access since of each of these entities that live here; 0 is none."""
-    known = (entity_id for entity_id in args if entity_id in core.terms and core.is_of_here(entity_id))
+    known = (
+        entity_id for entity_id in args if entity_id in core.entities.terms and core.entities.is_of_here(entity_id)
+    )
     return [core.opened_ms, {entity_id: accesses.last_ms(core, entity_id, now_ms) for entity_id in known}]
 
 

@@ -458,7 +458,7 @@ def _check_settled(core: Core, queue: Queue, settled: Settle, now_ms: int) -> No
 
 def _apply(core: Core, transaction: Transaction, now_ms: int) -> None:
     for operation in transaction.operations:
-        if core.kept:
+        if core.idle_times.kept:
             use(core, operation.queue_id, now_ms)
         queue = core.queue(operation.queue_id)
         if isinstance(operation, SendRun):

@@ -169,7 +169,7 @@ class Broker:
             restarted = Partition(
                 number, self.stores[number], now_ms=T0, incarnation=bytes(6), settings=PartitionSettings()
             )
-            assert self.partitions[number]._core.terms == restarted._core.terms
+            assert self.partitions[number]._core.entities.terms == restarted._core.entities.terms
             for item in definitions(self.stores[0]):
                 if item.description.kind == "subscription":
                     one, other = (each.rules(item.entity_id) for each in (self.partitions[number], restarted))

@@ -115,7 +115,7 @@ class Scene(Workers):
         return home._unused
 
     def has_agreed(self, partition: int) -> bool:
-        return any(idle.has_agreed for idle in self.partitions[partition]._core.idle.values())
+        return any(idle.has_agreed for idle in self.partitions[partition]._core.idle_times.of.values())
 
     def check(self) -> None:
         """Nothing that was accepted is lost, as long as its entity is there."""

@@ -105,7 +105,7 @@ def test_a_message_whose_properties_an_action_makes_too_many_is_dead_lettered(ac
         "DeadLetterReason": "HeaderSizeExceeded",
         "DeadLetterErrorDescription": "The size quota for this stream exceeded the limit.",
     }
-    assert dead.overlay[Field.DEAD_LETTER_SOURCE] == topic.partition._core.terms[A >> 3].name
+    assert dead.overlay[Field.DEAD_LETTER_SOURCE] == topic.partition._core.entities.terms[A >> 3].name
     tally = topic.partition.tallies()[A]
     assert (tally["dead_lettered"], tally["rules_failed"]) == ({"HeaderSizeExceeded": 1}, 0)
 

@@ -205,8 +205,10 @@ def all_is_received_and_nothing_left(disk: LmdbStore) -> None:
     while (due_ms := partition.next_timer_ms()) is not None and due_ms <= end_ms:
         partition.advance(max(due_ms, START_MS))
         partition.commit()
-    assert_shared_rightly(disk, {topic: of for topic, of in SUBSCRIPTIONS.items() if topic in partition._core.terms})
-    left = [entity_id for entity_id in (A >> 3, B >> 3, C >> 3) if entity_id in partition._core.terms]
+    assert_shared_rightly(
+        disk, {topic: of for topic, of in SUBSCRIPTIONS.items() if topic in partition._core.entities.terms}
+    )
+    left = [entity_id for entity_id in (A >> 3, B >> 3, C >> 3) if entity_id in partition._core.entities.terms]
     for queue_id in (entity_id << 3 | part for entity_id in left for part in (0, 1)):
         partition.open_receiver(queue_id, queue_id, True, end_ms)
         partition.grant(queue_id, 100)

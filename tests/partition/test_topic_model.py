@@ -209,7 +209,7 @@ class TopicModel(RuleBasedStateMachine):
     def check_references(self) -> None:
         assert_counted_rightly(self.driver.partition, self.driver.store, self.now_ms)
         core = self.driver.partition._core
-        freed = {entity_id for entity_id, topic_id in core.deleted.items() if topic_id == TOPIC_ENTITY}
+        freed = {each for each, deleted in core.entities.deleted.items() if deleted.topic_id == TOPIC_ENTITY}
         assert_shared_rightly(
             self.driver.store, {TOPIC_ENTITY: {queue_id >> 3 for queue_id in self.subscriptions} | freed}
         )
@@ -304,7 +304,7 @@ class TopicModel(RuleBasedStateMachine):
         dead_letter_failed=st.booleans(),
     )
     def subscribe(self, queue_id, rules, ttl_ms, dead_letter_failed):
-        if queue_id in self.subscriptions or queue_id >> 3 in self.driver.partition._core.deleted:
+        if queue_id in self.subscriptions or queue_id >> 3 in self.driver.partition._core.entities.deleted:
             return
         properties = {
             "default_message_time_to_live_ms": ttl_ms,

@@ -71,7 +71,7 @@ def refusal(core: Core, entity_id: int, name: str = "") -> BrokerError | None:
 
     A single message may be refused for another reason: see `judge`.
     """
-    terms = core.terms.get(entity_id)
+    terms = core.entities.terms.get(entity_id)
     if terms is None:
         entity = f"The entity '{name}'" if name else "The entity"
         return EntityNotFound(f"{entity} that messages are forwarded to could not be found.")
@@ -132,7 +132,7 @@ def take_over(
     numbers = entries[0::ENTRY]
     if not numbers:
         return mark, [], ""
-    if entity_of(source) not in core.terms:
+    if entity_of(source) not in core.entities.terms:
         # The entity is not known here yet, or it is being deleted: then its mark must not be made again.
         return mark, [], "The entity that forwards is not known to the destination's partition yet."
     new = next((at for at, number in enumerate(numbers) if number > mark), len(numbers))
@@ -148,7 +148,7 @@ def take_over(
         arrived: dict[int, list[Arrival]] = {}
         for at in range(verdict.accepted):
             arrived.setdefault(entity_ids[at], []).append((numbers[new + at], records[at], overlays[at]))
-        core.journal.named(entity_of(source), core.terms[entity_of(source)].name)
+        core.journal.named(entity_of(source), core.entities.terms[entity_of(source)].name)
         for destination, messages in arrived.items():
             use(core, queue_id_of(destination), now_ms)
             arrive(core, core.access(queue_id_of(destination), now_ms), messages, source, now_ms)

@@ -145,8 +145,8 @@ def _step(core: Core, queue: Queue, now_ms: int, commands: list[Forward]) -> int
         return 0
     if not queue.terms.can_receive or not queue.ready():
         return 0
-    destination = core.destination_ids.get(name)
-    partition, *others = (core.partition_id,) if destination is None else core.partitions_of(name)
+    destination = core.entities.destination_ids.get(name)
+    partition, *others = (core.partition_id,) if destination is None else core.entities.partitions_of(name)
     if others:
         assert destination is not None
         _bind(core, queue, None)
@@ -178,12 +178,12 @@ def _step_to_fragments(core: Core, queue: Queue, outbox: Outbox, name: str, dest
     a lane for each partition, so that a partition that is away delays no others.
     """
     travelling, used_bytes, more = _take(core, queue, now_ms)
-    detects = bool(core.terms[destination].duplicate_window_ms)
+    detects = bool(core.entities.terms[destination].duplicate_window_ms)
     transfers = core.queue(with_part(queue.id, Part.TRANSFER))
     here: list[Travelling] = []
     for each in travelling:
         number = number_of(ref_of(each.held))
-        partition = core.partition_for(name, key_in(each.record, each.overlay, detects), number)
+        partition = core.entities.partition_for(name, key_in(each.record, each.overlay, detects), number)
         if partition == core.partition_id:
             here.append(each)
         else:
@@ -286,11 +286,11 @@ def _take_of_lane(core: Core, queue: Queue, lane: Outbox) -> tuple[list[Travelli
         if number <= lane.taken:
             gone.append(held)
             continue
-        if lane.partition not in core.partitions_of(name):  # the destination was moved
-            partition = core.partition_for(name, None, number)
+        if lane.partition not in core.entities.partitions_of(name):  # the destination was moved
+            partition = core.entities.partition_for(name, None, number)
             transfer_queue.transfer(core, queue, queue, held, own or {}, name, partition)
             continue
-        destination = core.destination_ids.get(name, 0)
+        destination = core.entities.destination_ids.get(name, 0)
         if name not in errors:
             errors[name] = refusal(core, destination, name)
         if (error := errors[name]) is not None:

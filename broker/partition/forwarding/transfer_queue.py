@@ -71,7 +71,7 @@ def store(core: Core, queue: Queue, transfers: Transfers, messages: Sequence[Inc
             numbers.append(0)
             continue
         name = extra[Extra.DESTINATION]
-        partition = core.partition_for(name, key_of(extra), number)
+        partition = core.entities.partition_for(name, key_of(extra), number)
         add_lane(core, queue, transfers, partition, first)
         overlay: Overlay = {Field.DESTINATION: name, Field.LANE: partition}
         staged = staged_id(extra)

@@ -30,7 +30,7 @@ from storage.store import Table
 def begin(core: Core, entity_id: int, now_ms: int) -> None:
     """The entity is here, or its terms have changed. If deferred messages may expire, the timer looks at them."""
     queue_id = queue_id_of(entity_id)
-    if not core.terms[entity_id].dead_letter_expired or not core.lives_here(entity_id):
+    if not core.entities.terms[entity_id].dead_letter_expired or not core.entities.lives_here(entity_id):
         return
     queue = core.queues.get(queue_id)
     if queue is not None and queue.deferrals is not None:

@@ -41,21 +41,21 @@ FULL = "The store of the partition that the entity is moved to is nearly full."
 def begin(core: Core, token: bytes, entity_ids: Sequence[int]) -> None:
     """Make ready for the rows of this entity and its subscriptions. Raises ServerBusy, InvalidArgument."""
     for entity_id in entity_ids:
-        if entity_id not in core.terms or core.lives_here(entity_id):
+        if entity_id not in core.entities.terms or core.entities.lives_here(entity_id):
             raise InvalidArgument("The entity lives on this partition already, or is not known to it yet.")
-        if entity_id in core.deleted or entity_id in core.arriving:
+        if entity_id in core.entities.deleted or entity_id in core.entities.arriving:
             raise ServerBusy("What an earlier move left here is still being deleted. Please try again.")
     core.changing()
     for entity_id in entity_ids:
         rules = core.store.scan(Table.RULES, entity_key(entity_id), entity_key(entity_id + 1), 1 << 32)
         core.store.delete_many(Table.RULES, [key for key, _ in rules])  # theirs come
-        core.arriving[entity_id] = token
+        core.entities.arriving[entity_id] = token
         core.store.put(Table.META, arriving_key(entity_id), encode_document(token))
 
 
 def store(core: Core, token: bytes, rows: Sequence[Sequence[Any]]) -> None:
     """Store rows of `Departure.rows`. Raises InvalidArgument, QuotaExceeded."""
-    if any(core.arriving.get(_entity_of(table, key)) != token for table, key, _, _ in rows):
+    if any(core.entities.arriving.get(_entity_of(table, key)) != token for table, key, _, _ in rows):
         raise InvalidArgument("The move has ended.")
     sizes = [len(record) for _, _, _, record in rows if record is not None]
     if not core.has_room(sizes, copies=len(rows)):
@@ -83,7 +83,7 @@ def _journal(core: Core, key: bytes, value: bytes) -> None:
     if not core.journal.is_on:
         return
     queue_id, place, number = unpack_queue_key(key)
-    core.journal.named(entity_of(queue_id), core.terms[entity_of(queue_id)].name)
+    core.journal.named(entity_of(queue_id), core.entities.terms[entity_of(queue_id)].name)
     is_here = _is_here(core, queue_id, number)
     if not is_here:
         core.journal.entered(queue_id, [number], "moved", queue_id, [number])
@@ -100,7 +100,7 @@ def _journal_states(core: Core, rows: Sequence[Sequence[Any]]) -> None:
     for queue_id in sorted(
         {int.from_bytes(key[:4], "big") for table, key, _, _ in rows if table == Table.SESSION_STATES}
     ):
-        core.journal.named(entity_of(queue_id), core.terms[entity_of(queue_id)].name)
+        core.journal.named(entity_of(queue_id), core.entities.terms[entity_of(queue_id)].name)
         core.journal.states(queue_id, "moved")
 
 
@@ -179,8 +179,8 @@ def _message_of_timer(core: Core, key: bytes) -> int:
 
 def _topic_of(core: Core, key: bytes) -> int | None:
     """The topic that the entity of this key of QUEUE is a subscription of."""
-    topic = core.terms[entity_of(int.from_bytes(key[:4], "big"))].topic
-    return core.topic_ids[topic] if topic else None
+    topic = core.entities.terms[entity_of(int.from_bytes(key[:4], "big"))].topic
+    return core.entities.topic_ids[topic] if topic else None
 
 
 def _shared(core: Core, topic_id: int, theirs: int, record: bytes) -> int:

@@ -42,29 +42,29 @@ def load(core: Core, now_ms: int) -> None:
             token = decode_document(value)
         except CorruptRecord as error:
             raise StoreError(f"META, entity {entity_id} that is moved here: {error}") from error
-        if entity_id in core.terms and not core.lives_here(entity_id):
-            core.arriving[entity_id] = token
+        if entity_id in core.entities.terms and not core.entities.lives_here(entity_id):
+            core.entities.arriving[entity_id] = token
         else:
             core.store.delete(Table.META, key)
             disposal.tidy_later(core, entity_id, now_ms)
     for key, _ in core.store.scan(Table.META, FROZEN_PREFIX, FROZEN_PREFIX + b"\xff" * 5, 1 << 32):
         entity_id = int.from_bytes(key.removeprefix(FROZEN_PREFIX), "big")
-        if entity_id in core.terms and core.lives_here(entity_id):
-            core.frozen.add(entity_id)
+        if entity_id in core.entities.terms and core.entities.lives_here(entity_id):
+            core.entities.frozen.add(entity_id)
             continue
         core.store.delete(Table.META, key)
-        if entity_id in core.terms:
+        if entity_id in core.entities.terms:
             disposal.discard(core, entity_id, _topic_of(core, entity_id), now_ms)
 
 
 def _topic_of(core: Core, entity_id: int) -> int | None:
-    terms = core.terms[entity_id]
-    return core.topic_ids[terms.topic] if terms.kind == Kind.SUBSCRIPTION else None
+    terms = core.entities.terms[entity_id]
+    return core.entities.topic_ids[terms.topic] if terms.kind == Kind.SUBSCRIPTION else None
 
 
 def with_subscriptions(core: Core, entity_id: int) -> list[int]:
     """The entity, and the subscriptions of a topic."""
-    return [entity_id, *sorted(core.subscription_ids.get(entity_id, ()))]
+    return [entity_id, *sorted(core.entities.subscription_ids.get(entity_id, ()))]
 
 
 # -- requests
@@ -87,10 +87,10 @@ def depart(core: Core, args: Sequence[Any], now_ms: int) -> None:
     """Begin to read the entity's rows. Raises EntityMoving, InvalidArgument."""
     token, entity_id = args
     _require_known(core, entity_id)
-    if not core.lives_here(entity_id):
+    if not core.entities.lives_here(entity_id):
         raise EntityMoving(error_texts.SERVER_BUSY)
     core.changing()
-    core.departing[entity_id] = Departure(core, token, with_subscriptions(core, entity_id))
+    core.entities.departing[entity_id] = Departure(core, token, with_subscriptions(core, entity_id))
     _note(core)
 
 
@@ -108,7 +108,7 @@ def hold(core: Core, args: Sequence[Any], now_ms: int) -> list[int]:
     token, entity_id = args
     departure = _departure(core, token, entity_id)
     core.changing()
-    core.quiet.update(departure.entity_ids)
+    core.entities.quiet.update(departure.entity_ids)
     locks = sum(queue.locks.count() for queue in core.queues.values() if queue.entity_id in departure.entity_ids)
     return [locks, _count_awaited(core, departure.entity_ids)]
 
@@ -137,16 +137,16 @@ def freeze(core: Core, args: Sequence[Any], now_ms: int) -> None:
     for each in departure.entity_ids:
         residence.leave(core, each, EntityMoving(error_texts.SERVER_BUSY))
         core.store.put(Table.META, frozen_key(each), encode_document(token))
-        core.frozen.add(each)
+        core.entities.frozen.add(each)
 
 
 def _require_known(core: Core, entity_id: int) -> None:
-    if entity_id not in core.terms:
+    if entity_id not in core.entities.terms:
         raise InvalidArgument("The entity is not known to this partition.")
 
 
 def _departure(core: Core, token: bytes, entity_id: int) -> Departure:
-    departure: Departure | None = core.departing.get(entity_id)
+    departure: Departure | None = core.entities.departing.get(entity_id)
     if departure is None or departure.token != token:
         raise InvalidArgument(ENDED)
     if departure.is_overrun:
@@ -156,7 +156,7 @@ def _departure(core: Core, token: bytes, entity_id: int) -> Departure:
 
 def _note(core: Core) -> None:
     """Let all departures hear what changes."""
-    departures: list[Departure] = [*core.departing.values()]
+    departures: list[Departure] = [*core.entities.departing.values()]
     if not departures:
         core.store.noting = None
     elif len(departures) == 1:
@@ -178,11 +178,11 @@ def relocate(core: Core, entity_id: int, before: Terms, now_ms: int) -> None:
     """The definition of an entity names other partitions than before: those that are in its terms now."""
     lived_here = not before.partitions or core.partition_id in before.partitions
     _end_departure(core, entity_id)
-    if core.arriving.pop(entity_id, None) is not None:
+    if core.entities.arriving.pop(entity_id, None) is not None:
         core.store.delete(Table.META, arriving_key(entity_id))
         disposal.tidy_later(core, entity_id, now_ms)
     was_frozen = _unfreeze(core, entity_id)
-    lives_here = core.lives_here(entity_id)
+    lives_here = core.entities.lives_here(entity_id)
     if lives_here and (was_frozen or not lived_here):
         residence.enter(core, entity_id, now_ms)
     elif lived_here and not lives_here:
@@ -195,8 +195,8 @@ def keep(core: Core, entity_id: int, now_ms: int) -> None:
     """The move of this entity, if there is one, is given up."""
     _end_departure(core, entity_id)
     for each in with_subscriptions(core, entity_id):
-        if each in core.arriving:
-            del core.arriving[each]
+        if each in core.entities.arriving:
+            del core.entities.arriving[each]
             core.store.delete(Table.META, arriving_key(each))
             disposal.discard(core, each, _topic_of(core, each), now_ms)
         if _unfreeze(core, each):
@@ -205,35 +205,35 @@ def keep(core: Core, entity_id: int, now_ms: int) -> None:
 
 def keep_all(core: Core, now_ms: int) -> None:
     """The home knows of no move of an entity here."""
-    for entity_id in [*core.departing, *core.arriving, *core.frozen]:
-        if entity_id in core.terms:
+    for entity_id in [*core.entities.departing, *core.entities.arriving, *core.entities.frozen]:
+        if entity_id in core.entities.terms:
             keep(core, entity_id, now_ms)
 
 
 def forget(core: Core, entity_id: int) -> None:
     """The entity is deleted."""
     _end_departure(core, entity_id)
-    core.quiet.discard(entity_id)
-    if core.arriving.pop(entity_id, None) is not None:
+    core.entities.quiet.discard(entity_id)
+    if core.entities.arriving.pop(entity_id, None) is not None:
         core.store.delete(Table.META, arriving_key(entity_id))
     _unfreeze(core, entity_id)
 
 
 def _unfreeze(core: Core, entity_id: int) -> bool:
     """False if it was not frozen."""
-    if entity_id not in core.frozen:
+    if entity_id not in core.entities.frozen:
         return False
-    core.frozen.discard(entity_id)
+    core.entities.frozen.discard(entity_id)
     core.store.delete(Table.META, frozen_key(entity_id))
     return True
 
 
 def _end_departure(core: Core, entity_id: int) -> None:
-    departure: Departure | None = core.departing.pop(entity_id, None)
+    departure: Departure | None = core.entities.departing.pop(entity_id, None)
     if departure is None:
         return
     _note(core)
-    core.quiet.difference_update(departure.entity_ids)
+    core.entities.quiet.difference_update(departure.entity_ids)
     for queue in core.queues.values():
         if queue.entity_id in departure.entity_ids:
             core.turn.wake(queue)
@@ -246,13 +246,13 @@ def hold_back(core: Core) -> None:
     """Quiet entities hand out and forward nothing in this turn; when they are not quiet any more, they are woken."""
     turn = core.turn
     for queues in (turn.awake, turn.outgoing, turn.offering):
-        for queue_id in [each for each in queues if entity_of(each) in core.quiet]:
+        for queue_id in [each for each in queues if entity_of(each) in core.entities.quiet]:
             del queues[queue_id]
 
 
 def delete_step(core: Core, entity_id: int, now_ms: int) -> None:
     """The timer: delete a step of what is not needed any more."""
-    if entity_id in core.deleted:
+    if entity_id in core.entities.deleted:
         disposal.free(core, entity_id, now_ms)
-    elif entity_id not in core.arriving:
+    elif entity_id not in core.entities.arriving:
         disposal.tidy(core, entity_id, now_ms)

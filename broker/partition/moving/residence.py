@@ -26,7 +26,7 @@ from storage.store import StoreError, Table
 def enter(core: Core, entity_id: int, now_ms: int) -> None:
     """The entity lives here from now on, with what the store has of it: as at a start. Raises StoreError."""
     store = core.store
-    core.accessed_ms[entity_id] = now_ms
+    core.entities.accessed_ms[entity_id] = now_ms
     core.topics.pop(entity_id, None)
     for queue_id in _queues_of(entity_id):
         if (recorded := store.get(Table.META, forwarded_key(queue_id))) is not None:
@@ -41,7 +41,7 @@ def enter(core: Core, entity_id: int, now_ms: int) -> None:
 def leave(core: Core, entity_id: int, error: BrokerError) -> None:
     """Drop what is in memory of the entity. Its receivers are closed with `error`, and its locks end."""
     idleness.forget(core, entity_id)
-    core.accessed_ms.pop(entity_id, None)
+    core.entities.accessed_ms.pop(entity_id, None)
     core.topics.pop(entity_id, None)
     duplicates.forget(core, entity_id)
     for queue_id in _queues_of(entity_id):
@@ -106,17 +106,17 @@ def forward_again(core: Core, queue_id: int, recorded: bytes) -> None:
 
 def begin_forwarding(core: Core, queue_id: int) -> None:
     """Open the queue, which has had messages, if it forwards."""
-    terms = core.terms.get(entity_of(queue_id))
-    if terms is not None and terms.forwards_to(part_of(queue_id)) and core.lives_here(entity_of(queue_id)):
+    terms = core.entities.terms.get(entity_of(queue_id))
+    if terms is not None and terms.forwards_to(part_of(queue_id)) and core.entities.lives_here(entity_of(queue_id)):
         begin(core, core.queue(queue_id))
 
 
 def begin_duties(core: Core, entity_id: int, now_ms: int) -> None:
     """Go on with duplicate detection, look when deferred messages expire, and publish what a topic has accepted."""
     deferred_expiry.begin(core, entity_id, now_ms)
-    if core.terms[entity_id].duplicate_window_ms:
+    if core.entities.terms[entity_id].duplicate_window_ms:
         duplicates.begin(core, entity_id, now_ms)
-    if entity_id in core.subscription_ids and core.lives_here(entity_id):
+    if entity_id in core.entities.subscription_ids and core.entities.lives_here(entity_id):
         queue_id = queue_id_of(entity_id)
         start, end = queue_key(queue_id, Place.AVAILABLE, 0), queue_key(queue_id, Place.AVAILABLE + 1, 0)
         if core.store.scan(Table.QUEUE, start, end, 1):

@@ -24,7 +24,7 @@ def note_receivers(queue: Queue, now_ms: int) -> None:
 
 def last_ms(core: Core, entity_id: int, now_ms: int) -> int:
     """0 if there was no access since the partition was opened."""
-    found = core.accessed_ms.get(entity_id, 0)
+    found = core.entities.accessed_ms.get(entity_id, 0)
     for part in PARTS:
         if (queue := core.queues.get(queue_id_of(entity_id, part))) is not None:
             if queue.is_in_use:

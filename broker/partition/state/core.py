@@ -1,12 +1,12 @@
 """The state that all operations of a partition share: its store, queues and timers."""
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
 
 from broker.errors import BrokerError, EntityMoving, EntityNotFound, ServerBusy
-from broker.namespace.fragments import fragment_of
 from broker.partition.settings import PartitionSettings
 from broker.partition.state.bodies import Bodies
+from broker.partition.state.entities import Entities
+from broker.partition.state.idle_times import IdleTimes
 from broker.partition.state.journal import Journal
 from broker.partition.state.lanes import Transfers
 from broker.partition.state.open_transactions import Transactions
@@ -19,7 +19,7 @@ from broker.partition.state.sessions import Sessions
 from broker.partition.state.stored_marks import StoredMarks
 from broker.partition.state.stored_rules import FlawedRule, flawed, read_rules
 from broker.partition.state.tally import Totals
-from broker.partition.state.terms import Kind, Terms
+from broker.partition.state.terms import Kind
 from broker.partition.state.timers import Due, Timers
 from broker.partition.state.topic import Topic
 from broker.partition.state.turn import Turn
@@ -55,21 +55,6 @@ class Forwarding:
         self.waiting: dict[int, Queue] = {}  # queues that continue when there are fewer bytes
 
 
-class Idle:
-    """The idle time of an entity as of `looked_ms`, and whether META has a record of it. See `idleness`."""
-
-    __slots__ = ("entity_id", "has_agreed", "idle_ms", "is_fragment", "limit_ms", "looked_ms", "recorded")
-
-    def __init__(self, entity_id: int, limit_ms: int, looked_ms: int, is_fragment: bool) -> None:
-        self.entity_id = entity_id
-        self.limit_ms = limit_ms
-        self.looked_ms = looked_ms
-        self.is_fragment = is_fragment  # of an entity that is on other partitions, too
-        self.idle_ms = 0
-        self.recorded = False
-        self.has_agreed = False  # to the deletion of the entity, so it refuses uses
-
-
 class Core:
     """The parts of a partition, and the work of its turn."""
 
@@ -85,30 +70,12 @@ class Core:
         self.store = store
         self.partition_id = partition_id
         self.opened_ms = 0  # set when the entities were read
-        self._home = home
         self.settings = settings
         self.bodies = Bodies(store)
         self.journal = Journal(store)
         self.timers = Timers()
-        self.terms: dict[int, Terms] = {}  # by entity id
-        self.next_entity_id = 1 << 32  # greater than the ids of all entities that this partition has heard of
-        self.topic_ids: dict[str, int] = {}  # topic's name in lower case -> entity id
-        self.destination_ids: dict[str, int] = {}  # the same for queues and topics: all that is sent to
-        self.subscription_ids: dict[int, set[int]] = {}  # topic -> its subscriptions, entity ids
-        self.deleted: dict[int, int | None] = {}  # entities whose messages are still being deleted -> their topic
-        self.freed_up_to: dict[int, dict[Table, bytes]] = {}  # of these, up to which keys of tables they have nothing
-        self.frozen: set[int] = set()  # entities that refuse uses, because they are being moved to another partition
-        self.arriving: dict[int, bytes] = {}  # entities that are being moved here -> token of the move
-        self.departing: dict[int, Any] = {}  # entities that are being moved away -> `moving.departure.Departure`
-        # Entities that came from another partition, and topics that got a subscription, since the start -> when.
-        self.accessed_ms: dict[int, int] = {}
-        self.quiet: set[int] = set()  # entities that hand out and forward nothing, because they soon will be frozen
-        self.idle: dict[int, Idle] = {}  # entities that are deleted when nobody uses them, by entity id
-        self.kept: dict[int, tuple[Idle, ...]] = {}  # entity id -> the idle times that a use of it resets
-        self.auto_deleted: dict[int, str] = {}  # entities deleted as unused, and still in the catalog -> name
-        self.newly_auto_deleted: dict[int, str] = {}  # those of them that were not taken yet
-        self.newly_unused: set[int] = set()  # entities with unused fragments here that the home is to be told of
-        self.auto_deletions = 0  # the number of such entities since the start
+        self.entities = Entities(partition_id, home)
+        self.idle_times = IdleTimes()
         self.topics: dict[int, Topic] = {}  # topics that were published to since the start, by entity id
         self.flaws: list[FlawedRule] = []  # found in `topics`, and not taken yet
         self.queues: dict[int, Queue] = {}  # queues that were used since the start, by queue id
@@ -133,31 +100,6 @@ class Core:
         first = self.next_token
         self.next_token += count
         return first
-
-    def partitions_of(self, name: str) -> tuple[int, ...]:
-        """Those that the queue or topic of this name, in lower case, lives on; one if there is no such entity."""
-        terms = self.terms.get(self.destination_ids.get(name, 0))
-        return (terms and terms.partitions) or (self._home(name),)
-
-    def is_of_here(self, entity_id: int) -> bool:
-        """True if the definition of this entity, which exists, says that it lives on this partition."""
-        partitions = self.terms[entity_id].partitions
-        return not partitions or self.partition_id in partitions
-
-    def lives_here(self, entity_id: int) -> bool:
-        """The same, and it may be used."""
-        return self.is_of_here(entity_id) and entity_id not in self.frozen
-
-    def partition_for(self, name: str, key: bytes | None, number: int) -> int:
-        """The partition that a message to this queue or topic goes to; `number` is its sequence number here.
-
-        Without a key it stays on this partition if it can. Otherwise the number decides, so that the result is the same
-        whenever it is asked for.
-        """
-        partitions = self.partitions_of(name)
-        if key is not None or len(partitions) == 1:
-            return fragment_of(key or b"", partitions)
-        return self.partition_id if self.partition_id in partitions else partitions[number % len(partitions)]
 
     def wall_ms(self, time_ms: int) -> int:
         """The time of the wall clock at a time of the partition, which is ahead after the wall clock was set back.
@@ -197,9 +139,11 @@ class Core:
         """The queue, which is opened if needed. Raises EntityNotFound, EntityMoving, ServerBusy."""
         queue = self.queues.get(queue_id) or self._open(queue_id)
         if queue is None:
-            if entity_of(queue_id) in self.terms and not self.lives_here(entity_of(queue_id)):
+            if entity_of(queue_id) in self.entities.terms and not self.entities.lives_here(entity_of(queue_id)):
                 raise EntityMoving(error_texts.SERVER_BUSY)
-            if entity_of(queue_id) >= self.next_entity_id:  # the partition has missed its creation, and will hear of it
+            if (
+                entity_of(queue_id) >= self.entities.next_id
+            ):  # the partition has missed its creation, and will hear of it
                 raise ServerBusy(error_texts.SERVER_BUSY)
             raise EntityNotFound("The messaging entity could not be found.")
         return queue
@@ -211,12 +155,12 @@ class Core:
         return queue
 
     def _open(self, queue_id: int) -> Queue | None:
-        terms = self.terms.get(entity_of(queue_id))
-        if terms is None or not self.lives_here(entity_of(queue_id)):
+        terms = self.entities.terms.get(entity_of(queue_id))
+        if terms is None or not self.entities.lives_here(entity_of(queue_id)):
             return None
         if part_of(queue_id) not in (PARTS if terms.kind != Kind.TOPIC else _TOPIC_PARTS):
             return None
-        topic_id = self.topic_ids[terms.topic] if terms.kind == Kind.SUBSCRIPTION else None
+        topic_id = self.entities.topic_ids[terms.topic] if terms.kind == Kind.SUBSCRIPTION else None
         counts = self._counts(queue_id)
         if counts.next_sequence_number < (first := terms.first_number(self.partition_id)):
             counts = counts._replace(next_sequence_number=first)
@@ -229,51 +173,20 @@ class Core:
             queue.outbox = Outbox(queue.window)
             queue.window.active = True
         if part_of(queue_id) == Part.TRANSFER:
-            queue.transfers = Transfers(lambda name: self.partitions_of(name)[0])
+            queue.transfers = Transfers(lambda name: self.entities.partitions_of(name)[0])
         if terms.requires_session and part_of(queue_id) == Part.MAIN:
             queue.sessions = Sessions(self.store, queue_id, self.settings.session_window)
         return queue
-
-    def define(self, entity_id: int, terms: Terms) -> None:
-        """Set the terms of an entity, which may be new. Raises EntityNotFound if its topic does not exist."""
-        if terms.kind == Kind.TOPIC:
-            self.topic_ids[terms.name.lower()] = entity_id
-            self.subscription_ids.setdefault(entity_id, set())
-        elif terms.kind == Kind.SUBSCRIPTION:
-            topic_id = self.topic_ids.get(terms.topic)
-            if topic_id is None:
-                raise EntityNotFound(f"The topic of '{terms.name}' could not be found.")
-            self.subscription_ids[topic_id].add(entity_id)
-        if terms.kind != Kind.SUBSCRIPTION:
-            self.destination_ids[terms.name.lower()] = entity_id
-        self.terms[entity_id] = terms
-        if entity_id >= self.next_entity_id:
-            self.next_entity_id = entity_id + 1
-
-    def forget(self, entity_id: int) -> int | None:
-        """Remove the terms of an entity. Returns the topic of a subscription."""
-        terms = self.terms.pop(entity_id)
-        self.journal.forget(entity_id)
-        if terms.kind != Kind.SUBSCRIPTION:
-            del self.destination_ids[terms.name.lower()]
-        if terms.kind == Kind.TOPIC:
-            del self.topic_ids[terms.name.lower()]
-            del self.subscription_ids[entity_id]
-        elif terms.kind == Kind.SUBSCRIPTION:
-            topic_id = self.topic_ids[terms.topic]
-            self.subscription_ids[topic_id].discard(entity_id)
-            return topic_id
-        return None
 
     def topic(self, topic_id: int) -> Topic:
         """The subscriptions and rules of this topic, which exists."""
         topic = self.topics.get(topic_id)
         if topic is None:
             topic = self.topics[topic_id] = Topic()
-            for entity_id in sorted(self.subscription_ids[topic_id]):
+            for entity_id in sorted(self.entities.subscription_ids[topic_id]):
                 rules = read_rules(self.store, entity_id)
                 topic.add_subscription(entity_id, rules)
-                self.flaws += flawed(self.terms[entity_id].name, rules)
+                self.flaws += flawed(self.entities.terms[entity_id].name, rules)
         return topic
 
     def _counts(self, queue_id: int) -> Counts:
@@ -287,9 +200,9 @@ class Core:
             quarantine(self.store, Table.COUNTS, key)
             counts = recount(self.store, queue_id)
             topic_id = entity_of(queue_id)
-            if topic_id in self.subscription_ids:
-                freed = [entity_id for entity_id, deleted_of in self.deleted.items() if deleted_of == topic_id]
-                copies_bytes = recount_copies(self.store, [*self.subscription_ids[topic_id], *freed])
+            if topic_id in self.entities.subscription_ids:
+                freed = [each for each, deleted in self.entities.deleted.items() if deleted.topic_id == topic_id]
+                copies_bytes = recount_copies(self.store, [*self.entities.subscription_ids[topic_id], *freed])
                 counts = counts._replace(size_bytes=counts.size_bytes + copies_bytes)
             self.store.put(Table.COUNTS, key, encode_counts(counts))
             return counts

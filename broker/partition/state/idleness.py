@@ -21,7 +21,8 @@ or is deleted. The agreement is durable, because a restart may come before the d
 from collections.abc import Iterable, Iterator
 
 from broker.errors import ServerBusy
-from broker.partition.state.core import PARTS, Core, Idle
+from broker.partition.state.core import PARTS, Core
+from broker.partition.state.idle_times import Idle
 from broker.partition.state.queue import Queue
 from broker.partition.state.terms import Kind
 from broker.partition.state.timers import Due
@@ -38,19 +39,19 @@ AGREED = "agreed"  # in META in place of the duration: the fragment refuses uses
 
 def load(core: Core, now_ms: int) -> None:
     """At the start: watch all entities with an interval, with what META has about them."""
-    for entity_id in core.terms:
+    for entity_id in core.entities.terms:
         if (idle := _new(core, entity_id, now_ms)) is not None:
             _read(core, idle)
             _watch(core, idle)
-    _connect(core, core.terms)
+    _connect(core, core.entities.terms)
 
 
 def _new(core: Core, entity_id: int, now_ms: int) -> Idle | None:
     """None if the entity has no interval, or does not live here: only its partitions know who uses it."""
-    terms = core.terms[entity_id]
+    terms = core.entities.terms[entity_id]
     if not terms.idle_limit_ms:
         return None
-    partitions = core.partitions_of(terms.topic or terms.name.lower())
+    partitions = core.entities.partitions_of(terms.topic or terms.name.lower())
     if core.partition_id not in partitions:
         return None
     return Idle(entity_id, terms.idle_limit_ms, now_ms, len(partitions) > 1)
@@ -73,45 +74,45 @@ def _read(core: Core, idle: Idle) -> None:
 def change(core: Core, entity_id: int, now_ms: int) -> None:
     """The entity is new or its terms have changed, which is a use. It stays, if that was to be decided."""
     keep(core, entity_id, now_ms)
-    before, idle = core.idle.get(entity_id), _new(core, entity_id, now_ms)
+    before, idle = core.idle_times.of.get(entity_id), _new(core, entity_id, now_ms)
     forget(core, entity_id)
     if idle is not None:
         _watch(core, idle)
     if idle is not None or before is not None:
-        _connect(core, core.subscription_ids.get(entity_id, ()))
+        _connect(core, core.entities.subscription_ids.get(entity_id, ()))
     _connect(core, [entity_id])
     use(core, queue_id_of(entity_id), now_ms)
 
 
 def forget(core: Core, entity_id: int) -> None:
     """The entity is deleted, or its terms have changed: do not watch it any more."""
-    core.kept.pop(entity_id, None)
-    core.newly_unused.discard(entity_id)
-    idle = core.idle.pop(entity_id, None)
+    core.idle_times.kept.pop(entity_id, None)
+    core.idle_times.newly_unused.discard(entity_id)
+    idle = core.idle_times.of.pop(entity_id, None)
     if idle is not None and idle.recorded:
         core.store.delete(Table.META, idle_key(entity_id))
 
 
 def _watch(core: Core, idle: Idle) -> None:
-    core.idle[idle.entity_id] = idle
+    core.idle_times.of[idle.entity_id] = idle
     core.timers.arm(_next_look_ms(idle), (queue_id_of(idle.entity_id), Due.IDLE))
 
 
 def _connect(core: Core, entity_ids: Iterable[int]) -> None:
     """Note which idle times a use of each of these resets: its own, and that of a subscription's topic."""
     for entity_id in entity_ids:
-        terms = core.terms[entity_id]
-        topic_id = core.topic_ids[terms.topic] if terms.kind == Kind.SUBSCRIPTION else 0
-        kept = tuple(core.idle[each] for each in (entity_id, topic_id) if each in core.idle)
+        terms = core.entities.terms[entity_id]
+        topic_id = core.entities.topic_ids[terms.topic] if terms.kind == Kind.SUBSCRIPTION else 0
+        kept = tuple(core.idle_times.of[each] for each in (entity_id, topic_id) if each in core.idle_times.of)
         if kept:
-            core.kept[entity_id] = kept
+            core.idle_times.kept[entity_id] = kept
         else:
-            core.kept.pop(entity_id, None)
+            core.idle_times.kept.pop(entity_id, None)
 
 
 def use(core: Core, queue_id: int, now_ms: int) -> None:
-    """Somebody uses the entity of the queue. As long as `core.kept` is empty, callers may skip this."""
-    for idle in core.kept.get(entity_of(queue_id), ()):
+    """Somebody uses the entity of the queue. As long as `core.idle_times.kept` is empty, callers may skip this."""
+    for idle in core.idle_times.kept.get(entity_of(queue_id), ()):
         idle.idle_ms = 0
         idle.looked_ms = now_ms
         if idle.recorded and not idle.has_agreed:
@@ -125,7 +126,7 @@ def _unrecord(core: Core, idle: Idle) -> None:
 
 def has_ended(core: Core, entity_id: int, now_ms: int) -> bool:
     """The timer: look at the entity. True if it is plain and its interval has passed without a use."""
-    idle = core.idle.get(entity_id)
+    idle = core.idle_times.of.get(entity_id)
     if idle is None:
         return False  # the entity is deleted, or has no interval any more
     if idle.has_agreed:
@@ -139,7 +140,7 @@ def has_ended(core: Core, entity_id: int, now_ms: int) -> bool:
         if idle.idle_ms >= idle.limit_ms:
             if not idle.is_fragment:
                 return True
-            core.newly_unused.add(entity_id)
+            core.idle_times.newly_unused.add(entity_id)
         elif idle.idle_ms >= _step_ms(idle):
             core.store.put(Table.META, idle_key(entity_id), encode_document(idle.idle_ms))
             idle.recorded = True
@@ -150,9 +151,9 @@ def has_ended(core: Core, entity_id: int, now_ms: int) -> bool:
 def refuses(core: Core, queue_id: int) -> bool:
     """True if the entity of the queue, or its topic, refuses uses, because it is being deleted, or lives elsewhere."""
     entity_id = entity_of(queue_id)
-    if entity_id in core.terms and not core.lives_here(entity_id):
+    if entity_id in core.entities.terms and not core.entities.lives_here(entity_id):
         return True
-    kept = core.kept.get(entity_id)
+    kept = core.idle_times.kept.get(entity_id)
     return kept is not None and any(idle.has_agreed for idle in kept)
 
 
@@ -164,7 +165,7 @@ def require(core: Core, queue_id: int) -> None:
 
 def is_unused(core: Core, entity_id: int, now_ms: int) -> bool:
     """True if nobody has used this fragment for the interval."""
-    idle = core.idle.get(entity_id)
+    idle = core.idle_times.of.get(entity_id)
     if idle is None or idle.idle_ms < idle.limit_ms:
         return False
     if _is_in_use(core, entity_id):
@@ -177,7 +178,7 @@ def agree(core: Core, entity_id: int, now_ms: int) -> bool:
     """If nobody has used this fragment, agree to the deletion of the entity with the next commit, and refuse uses."""
     if not is_unused(core, entity_id, now_ms):
         return False
-    idle = core.idle[entity_id]
+    idle = core.idle_times.of[entity_id]
     core.store.put(Table.META, idle_key(entity_id), encode_document(AGREED))
     idle.has_agreed = idle.recorded = True
     return True
@@ -185,7 +186,7 @@ def agree(core: Core, entity_id: int, now_ms: int) -> bool:
 
 def keep(core: Core, entity_id: int, now_ms: int) -> None:
     """The entity stays: take uses again. The time in which they were refused does not count as idleness."""
-    idle = core.idle.get(entity_id)
+    idle = core.idle_times.of.get(entity_id)
     if idle is None or not idle.has_agreed:
         return
     idle.has_agreed = False
@@ -199,7 +200,7 @@ def keep_all(core: Core, now_ms: int) -> None:
     """The home's catalog has come, which has all entities that are here, and no agreement holds any more. Tell the home
     anew which ones are unused.
     """
-    for entity_id, idle in core.idle.items():
+    for entity_id, idle in core.idle_times.of.items():
         keep(core, entity_id, now_ms)
         if idle.is_fragment and idle.idle_ms >= idle.limit_ms:
             core.timers.arm(now_ms, (queue_id_of(entity_id), Due.IDLE))
@@ -209,7 +210,7 @@ def _is_in_use(core: Core, entity_id: int) -> bool:
     """True if a message that is scheduled, in the transfer queue or to be forwarded, or a receiver with credit uses the
     entity.
     """
-    if entity_id in core.frozen:
+    if entity_id in core.entities.frozen:
         return True
     transfers = core.queues.get(queue_id_of(entity_id, Part.TRANSFER))  # a transfer queue with messages is always open
     if _has_scheduled(core, entity_id) or (transfers is not None and any(transfers.counts)):
@@ -226,7 +227,7 @@ def _open_queues(core: Core, entity_id: int) -> Iterator[Queue]:
 
 def _queue_ids(core: Core, entity_id: int) -> Iterator[int]:
     """Those of the entity, and of the subscriptions of a topic."""
-    for each in (entity_id, *core.subscription_ids.get(entity_id, ())):
+    for each in (entity_id, *core.entities.subscription_ids.get(entity_id, ())):
         for part in PARTS:
             yield queue_id_of(each, part)
 

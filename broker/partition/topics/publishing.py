@@ -139,7 +139,7 @@ class _FanOut:
                     size,
                     since_ms,
                 )
-            terms = self._core.terms[entity_of(queue_id)]
+            terms = self._core.entities.terms[entity_of(queue_id)]
             if terms.time_to_live_ms is not None:
                 own = _limited(own, terms.time_to_live_ms)
             if scheduled_ms is None:
@@ -163,7 +163,7 @@ class _FanOut:
         scheduled_ms = changes.get(Field.ENQUEUED_MS)
         if scheduled_ms is None or session_id_of(changes, session_id) is not None:
             return scheduled_ms, changes
-        if not self._core.terms[entity_of(queue_id)].requires_session:
+        if not self._core.entities.terms[entity_of(queue_id)].requires_session:
             return scheduled_ms, changes
         return None, {field: value for field, value in changes.items() if field not in _DELAY_FIELDS}
 
@@ -203,7 +203,7 @@ class _FanOut:
         awaited = False
         selected: dict[int, list[Copy]] = {}
         for queue_id, copies in self._selected.items():
-            if core.terms[entity_of(queue_id)].requires_session and part_of(queue_id) == Part.MAIN:
+            if core.entities.terms[entity_of(queue_id)].requires_session and part_of(queue_id) == Part.MAIN:
                 for target, own in self._in_session(queue_id, copies).items():
                     selected.setdefault(target, []).extend(own)
             else:
@@ -211,7 +211,7 @@ class _FanOut:
         if self._for_all:
             batches: dict[int | None, _Batch] = {None: _batch(self._for_all)}  # by the subscription's time to live
             for entity_id in self._topic.for_all:
-                terms = core.terms[entity_id]
+                terms = core.entities.terms[entity_id]
                 limit_ms = terms.time_to_live_ms
                 batch = batches.get(limit_ms)
                 if batch is None:
@@ -422,7 +422,7 @@ def publish_run(core: Core, queue: Queue, run: RunBytes, now_ms: int) -> bool:
     subscriptions = topic.for_all
     if extension is None or topic.has_rules or not subscriptions or has_backlog(queue):
         return False
-    terms = [queue.terms, *(core.terms[each] for each in subscriptions)]
+    terms = [queue.terms, *(core.entities.terms[each] for each in subscriptions)]
     if any(each.duplicate_window_ms or each.requires_session or each.time_to_live_ms is not None for each in terms):
         return False
     queues = [core.queue(queue_id_of(each)) for each in subscriptions]

@@ -55,7 +55,7 @@ def filter_counts(core: Core, args: Sequence[Any], now_ms: int) -> dict[int, lis
 
     True and false filters are SQL filters, as in the cloud: so is that of `$Default`.
     """
-    filters = {each: core.topic(each).filters for each in args if each in core.subscription_ids}
+    filters = {each: core.topic(each).filters for each in args if each in core.entities.subscription_ids}
     return {
         each: [found["sql"] + found["true"] + found["false"], found["correlation"]] for each, found in filters.items()
     }
@@ -149,12 +149,12 @@ def enumerate_rules(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) 
 
 def _topic_of(core: Core, entity_id: int) -> Topic:
     """The topic of this subscription, which may live on other partitions. Raises EntityNotFound, NotAllowed."""
-    terms = core.terms.get(entity_id)
+    terms = core.entities.terms.get(entity_id)
     if terms is None:
         raise EntityNotFound("The messaging entity could not be found.")
     if terms.kind != Kind.SUBSCRIPTION:
         raise NotAllowed(f"'{terms.name}' is not a subscription; only subscriptions have rules.")
-    return core.topic(core.topic_ids[terms.topic])
+    return core.topic(core.entities.topic_ids[terms.topic])
 
 
 def _topic(core: Core, queue: Queue) -> Topic:

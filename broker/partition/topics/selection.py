@@ -132,7 +132,7 @@ def _select_of(
             if _is_too_large(message, changed):
                 overlay = {
                     Field.PROPERTIES: dict(header_sizes.SAID),
-                    Field.DEAD_LETTER_SOURCE: core.terms[entity_id].name,
+                    Field.DEAD_LETTER_SOURCE: core.entities.terms[entity_id].name,
                 }
                 selection.append((queue_id_of(entity_id, Part.DEAD_LETTER), overlay))
                 failed.append(Failure(entity_id, 0, HEADER_SIZE_EXCEEDED))
@@ -140,7 +140,7 @@ def _select_of(
                 selection.append((queue_id_of(entity_id), changed))
     if not failures:
         return
-    terms = core.terms[entity_id]
+    terms = core.entities.terms[entity_id]
     if not terms.dead_letter_failed:
         failed.append(Failure(entity_id, len(failures), None))
         return
