@@ -53,8 +53,9 @@ class Work:
 # checkpoints of a run count for it: else it would depend on the time.
 CHECKPOINT_S = 3.5
 ONE_AT_A_TIME = Work("send one at a time", "send", 200, ("--window", "1"))
-WORKS = (ONE_AT_A_TIME, Work("send", "send", 1000), Work("receive", "recv", 1000))
-IN_ONE_PROCESS = tuple(replace(work, name=f"{work.name}, in one process", workers=0) for work in WORKS)
+EXPIRING = Work("send with a time to live", "send", 1000, ("--ttl", "86400000"))
+WORKS = (ONE_AT_A_TIME, Work("send", "send", 1000), Work("receive", "recv", 1000), EXPIRING)
+IN_ONE_PROCESS = tuple(replace(work, name=f"{work.name}, in one process", workers=0) for work in WORKS[:3])
 PER_ROLE = Mapping[str, int]
 """Process (gateway, worker, …) → user instructions per message."""
 

@@ -1,8 +1,9 @@
 """Runs of usual messages, which go between gateways and workers as one value each.
 
 A run is message records one behind the other, each with its size before it (4 bytes, big-endian). A record is as
-`storage.records` has it. In a run that a client sends, checksum and times are 0: the partition makes them. A large run
-may be a view of the frame in which it came.
+`storage.records` has it. In a run that a client sends, checksum and times are 0: the partition makes them. But a message
+that has a time to live has it there (in milliseconds) in place of the time when it expires. A large run may be a view
+of the frame in which it came.
 """
 
 import struct
@@ -15,7 +16,7 @@ from broker.wire import ENTRY, ITEMS_AT_ONCE, Command, ForWorker, RunOfRecords, 
 from protocol.extension import extension
 from protocol.lock_tokens import TOKEN_BYTES
 from protocol.message.intake import extra_of
-from storage.records import LAYOUT_BYTES, MESSAGE_HEADER_BYTES
+from storage.records import LAYOUT_BYTES, MESSAGE_HEADER_BYTES, message_expires_ms
 
 _size = struct.Struct(">I")
 _count = struct.Struct(">I").unpack_from
@@ -61,8 +62,14 @@ def messages_of(run: wire.RunBytes, with_extra: bool = False) -> list[Any]:
     messages = []
     for record in records_of(run):
         layout, body = record[_LAYOUT_AT:MESSAGE_HEADER_BYTES], record[MESSAGE_HEADER_BYTES:]
-        messages.append([layout, body, None, extra_of(layout, body) if with_extra else None])
+        ttl_ms = message_expires_ms(record) or None
+        messages.append([layout, body, ttl_ms, extra_of(layout, body) if with_extra else None])
     return messages
+
+
+def has_times_to_live(run: wire.RunBytes) -> bool:
+    """Tell whether a message of a run that a client sends has a time to live."""
+    return any(map(message_expires_ms, records_of(run)))
 
 
 def entries_of(run: wire.Run, token: bytes, numbers: int | bytes, delivery_count: int) -> list[Any]:

@@ -80,7 +80,7 @@ import msgpack
 # The versions of these messages that this process can speak. A version may add kinds of messages, and items behind
 # those that a message had; who reads them, supplies what an older process does not send. Processes of one namespace may
 # be of neighbouring versions while they are replaced one after the other.
-VERSION = 7
+VERSION = 8
 VERSION_WITH_RUNS = 3
 VERSION_WITH_RUNS_IN_TRANSACTIONS = 4
 VERSION_WITH_MARKS = 6
@@ -89,6 +89,7 @@ VERSION_WITH_ANSWERS_TO_RESTORE = 6
 VERSION_WITH_SELECTORS = 6
 VERSION_WITH_NON_EXCLUSIVE_SESSIONS = 7
 VERSION_WITH_LOCK_ENDS = 7
+VERSION_WITH_TIMES_TO_LIVE = 8
 OLDEST_VERSION = 1
 ENTRY = 5  # items per delivery in DELIVER and in the results of peek and receive-deferred
 
@@ -204,7 +205,10 @@ Run = RunBytes | RunOfRecords
 
 
 class SendRun(NamedTuple):
-    """SEND of all `messages` of a run (`broker.runs`), to a worker of VERSION_WITH_RUNS."""
+    """SEND of all `messages` of a run (`broker.runs`), to a worker of VERSION_WITH_RUNS.
+
+    Messages of a run have times to live for VERSION_WITH_TIMES_TO_LIVE only.
+    """
 
     op: int
     partition: int

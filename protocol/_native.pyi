@@ -14,9 +14,11 @@ def store_run(
     first_number: int,
     first_message_id: int,
     session: int | None,
-) -> tuple[list[tuple[bytes, bytes]], list[bytes], list[tuple[int, int, int, Any]]] | None:
+) -> tuple[list[tuple[bytes, bytes]], list[bytes], list[tuple[int, int, int, Any]], list[int] | None] | None:
     """Items of MESSAGES, values of entries, and refs of the messages of a run. Raises ValueError for what is no run.
 
+    The last is when each message expires, if some have a time to live of their own, which the run has in place of that
+    time; the others expire at `expires_ms`, and all of them at the latest.
     `session`: the key of their session ids in overlays. None if a message has no group-id that is a short string.
     """
 
@@ -249,8 +251,8 @@ def walk(
     for more than `few_deliveries` are not usual, unless that is 0.
     """
 
-def take_apart(message: bytes, message_id: bytes | None) -> tuple[bytes, bytes] | None:
-    """Layout and stored bytes, as `protocol.message.intake.take_apart`; None if the message is not usual."""
+def take_apart(message: bytes, message_id: bytes | None) -> tuple[bytes, bytes, int | None] | None:
+    """Layout, stored bytes and time to live, as `protocol.message.intake.take_apart`; None if the message is not usual."""
 
 def render(
     record: bytes,

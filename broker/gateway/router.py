@@ -51,6 +51,7 @@ from broker.wire import (
     Outcome,
     Refused,
     Request,
+    RunBytes,
     Send,
     SendRun,
     Sent,
@@ -161,8 +162,8 @@ class WorkerConnection:
         self._awaits = False  # True if an answer is due and nothing has come since the command
         self._silent_looks = 0  # checks since then
         self.is_stalled = False  # it has not answered for long, so commands for it are refused
-        self._knows_runs = False  # its version does
-        self.knows_runs_in_transactions = False
+        self._knows_runs = self._knows_times_to_live = False  # its version does
+        self._knows_runs_in_transactions = False
         self.knows_marks = False
         self._knows_beats = False
         self._answers_restore = False
@@ -228,7 +229,8 @@ class WorkerConnection:
     def _greeted(self, hello: Hello) -> None:
         """Use the worker, unless it speaks another version, or its partitions are another worker's."""
         self._knows_runs = hello.version >= wire.VERSION_WITH_RUNS
-        self.knows_runs_in_transactions = hello.version >= wire.VERSION_WITH_RUNS_IN_TRANSACTIONS
+        self._knows_times_to_live = hello.version >= wire.VERSION_WITH_TIMES_TO_LIVE
+        self._knows_runs_in_transactions = hello.version >= wire.VERSION_WITH_RUNS_IN_TRANSACTIONS
         self.knows_marks = self.outlives_worker and hello.version >= wire.VERSION_WITH_MARKS
         self._knows_beats = hello.version >= wire.VERSION_WITH_BEATS
         self._answers_restore = hello.version >= wire.VERSION_WITH_ANSWERS_TO_RESTORE
@@ -386,9 +388,16 @@ class WorkerConnection:
         self._put(command)
         return True
 
+    def takes_run(self, run: RunBytes) -> bool:
+        """Tell whether the worker takes this run, and not only its messages."""
+        return self._knows_runs and (self._knows_times_to_live or not runs.has_times_to_live(run))
+
+    def takes_run_in_transaction(self, run: RunBytes) -> bool:
+        return self._knows_runs_in_transactions and self.takes_run(run)
+
     def post_run(self, partition: int, channel: int, queue: int, count: int, run: bytes) -> bool:
         """As `post`, for the messages of a run, each a delivery of its own."""
-        if self._knows_runs:
+        if self.takes_run(run):
             return self.post(wire.send_run(partition, channel, queue, count, run))
         return self.post(wire.send(partition, channel, queue, runs.messages_of(run, with_extra=True)))
 

@@ -221,8 +221,13 @@ class Transaction:
         operations, self._operations = self._operations, []
         answered, self._answered = self._answered, []
         begins, self._begins = self._begins, False
-        if not self._router.worker(self._partition).knows_runs_in_transactions:
-            operations = [*map(_without_run, operations)]
+        worker = self._router.worker(self._partition)
+        operations = [
+            _without_run(each)
+            if isinstance(each, SendRunOperation) and not worker.takes_run_in_transaction(each.run)
+            else each
+            for each in operations
+        ]
 
         def reply(results: Any, error: BrokerError | None) -> None:
             for index, told in enumerate(answered):
@@ -299,10 +304,8 @@ def _deliveries_of(run: bytes) -> list[list[Any]]:
     return [[message] for message in messages_of(run, with_extra=True)]
 
 
-def _without_run(operation: Operation) -> Operation:
-    if isinstance(operation, SendRunOperation):
-        return SendOperation(operation.queue, operation.quiet, _deliveries_of(operation.run))
-    return operation
+def _without_run(operation: SendRunOperation) -> SendOperation:
+    return SendOperation(operation.queue, operation.quiet, _deliveries_of(operation.run))
 
 
 def addressed(messages: list[Any], destination: Entity) -> list[Any]:

@@ -1,6 +1,7 @@
 """Accepts messages: all of a call or none, with consecutive sequence numbers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import NamedTuple
 
 from broker.partition.forwarding import transfer_queue
@@ -102,7 +103,8 @@ class _Made(NamedTuple):
     values: list[bytes]  # of entries
     refs: list[Ref]
     sizes: list[int]
-    expires_ms: int
+    expires_ms: int  # when each expires, or the first
+    ends_ms: list[int] | None  # when each expires, if some have a time to live of their own
 
 
 def _make(core: Core, queue: Queue, run: RunBytes, now_ms: int) -> _Made | None:
@@ -113,12 +115,13 @@ def _make(core: Core, queue: Queue, run: RunBytes, now_ms: int) -> _Made | None:
     made = extension.store_run(run, now_ms, expires_ms, queue.next_number, core.bodies.next_id, key)
     if made is None:
         return None
-    records, values, refs = made
-    return _Made(records, values, refs, [len(record) for _, record in records], expires_ms)
+    records, values, refs, ends_ms = made
+    sizes = [len(record) for _, record in records]
+    return _Made(records, values, refs, sizes, expires_ms if ends_ms is None else min(ends_ms), ends_ms)
 
 
 def _store_made(core: Core, queue: Queue, made: _Made) -> None:
-    records, values, refs, sizes, expires_ms = made
+    records, values, refs, sizes, expires_ms, ends_ms = made
     first = queue.next_number
     queue.tally.incoming += len(refs)
     core.changing()
@@ -126,15 +129,19 @@ def _store_made(core: Core, queue: Queue, made: _Made) -> None:
     core.store.insert_entries(extension.Entries(values, [(queue.id, first)]))
     core.turn.work += len(refs)
     if expires_ms != NEVER:
-        core.store.insert_many(_DUE, _due_of(queue.id, expires_ms, first, records))
+        core.store.insert_many(_DUE, _due_of(queue.id, ends_ms or repeat(expires_ms), first, records))
     enter(core, queue, refs, range(first, first + len(refs)), sum(sizes), expires_ms)
 
 
 def _due_of(
-    queue_id: int, expires_ms: int, first: int, records: Sequence[tuple[bytes, bytes]]
+    queue_id: int, ends_ms: Iterable[int], first: int, records: Sequence[tuple[bytes, bytes]]
 ) -> list[tuple[bytes, bytes]]:
     """Items of DUE; `records` are items of MESSAGES, with sequence numbers from `first` on."""
-    return [(due_key(queue_id, _EXPIRY, expires_ms, number), key) for number, (key, _) in enumerate(records, first)]
+    return [
+        (due_key(queue_id, _EXPIRY, end_ms, number), key)
+        for number, ((key, _), end_ms) in enumerate(zip(records, ends_ms, strict=False), first)
+        if end_ms != NEVER
+    ]
 
 
 def store(

@@ -14,6 +14,7 @@ enum { OVERLAY_BYTES = 2 + 2 + 255 }; // of a map with one number and a short te
 enum { TOKEN_BYTES = 16, RANGE_BYTES = TOKEN_BYTES + 4, ITEMS = 5 }; // of an entry in `broker.wire`
 #define LARGE_RUN_BYTES (1 << 20)         // see `broker.wire`
 #define NEVER INT64_C(0x7FFFFFFFFFFFFFFF) // `never` is the same as an object
+#define LATEST_MS INT64_C(253402300799999) // see `protocol.bounds`
 
 // The CRC-32 of zlib, of few bytes.
 static uint32_t crc32_of(const uint8_t *bytes, size_t size) {
@@ -104,8 +105,16 @@ static PyObject *session_of(const uint8_t *record, size_t size, uint8_t key, uin
     return overlay;
 }
 
+// When a message expires that has a time to live of its own, and otherwise would at `expires_ms`.
+static int64_t end_of_life(int64_t enqueued_ms, uint64_t ttl_ms, int64_t expires_ms) {
+    if (enqueued_ms > LATEST_MS || ttl_ms > (uint64_t)LATEST_MS - (uint64_t)enqueued_ms) return expires_ms;
+    int64_t end_ms = enqueued_ms + (int64_t)ttl_ms;
+    return end_ms < expires_ms ? end_ms : expires_ms;
+}
+
 // store_run(run, enqueued_ms, expires_ms, first number, first message id, key of sessions or None)
-//   -> items of MESSAGES, values of entries, refs; None if a message has no session
+//   -> items of MESSAGES, values of entries, refs, and if some have a time to live of their own, when each expires, else
+//   None; None if a message has no session
 PyObject *store_run(PyObject *module, PyObject *arguments) {
     (void)module;
     PyObject *given;
@@ -124,7 +133,7 @@ PyObject *store_run(PyObject *module, PyObject *arguments) {
         if (PyErr_Occurred()) return NULL;
     }
     PyObject *records = PyList_New(0), *entries = PyList_New(0), *refs = PyList_New(0), *result = NULL;
-    PyObject *zero = PyLong_FromLong(0);
+    PyObject *zero = PyLong_FromLong(0), *ends = NULL;
     if (!records || !entries || !refs || !zero) goto end;
     while (at < size) {
         size_t record_bytes = run_next(run, size, &at);
@@ -135,7 +144,9 @@ PyObject *store_run(PyObject *module, PyObject *arguments) {
         PyObject *record = bytes_of(run + at, record_bytes);
         if (!record) goto end;
         uint8_t *made = (uint8_t *)PyBytes_AsString(record); // nobody else has it yet
-        write_u64(write_u64(made + 8, (uint64_t)enqueued_ms), (uint64_t)expires_ms);
+        uint64_t ttl_ms = read_u64(made + EXPIRES_AT);        // which the gateway has put there, or 0
+        int64_t end_ms = ttl_ms ? end_of_life(enqueued_ms, ttl_ms, expires_ms) : expires_ms;
+        write_u64(write_u64(made + ENQUEUED_AT, (uint64_t)enqueued_ms), (uint64_t)end_ms);
         write_u64(made, hash64(made + 8, record_bytes - 8));
         at += record_bytes;
         if (append(records, pair_of(message_key(message_id), record)) < 0) goto end;
@@ -148,11 +159,20 @@ PyObject *store_run(PyObject *module, PyObject *arguments) {
         }
         int staged = append(entries, entry_of(message_id, packed, packed_bytes));
         if (append(refs, Py_BuildValue("KKON", number, message_id, zero, overlay)) < 0 || staged < 0) goto end;
+        if (ttl_ms && !ends) { // those before it have none of their own
+            Py_ssize_t before = PyList_Size(entries) - 1;
+            ends = PyList_New(before);
+            for (Py_ssize_t index = 0; ends && index < before; index++)
+                PyList_SetItem(ends, index, PyLong_FromLongLong(expires_ms));
+            if (!ends) goto end;
+        }
+        if (ends && append(ends, PyLong_FromLongLong(end_ms)) < 0) goto end;
         number++;
         message_id++;
     }
-    result = PyTuple_Pack(3, records, entries, refs);
+    result = PyTuple_Pack(4, records, entries, refs, ends ? ends : Py_None);
 end:
+    Py_XDECREF(ends);
     Py_XDECREF(records);
     Py_XDECREF(entries);
     Py_XDECREF(refs);

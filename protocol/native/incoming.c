@@ -78,6 +78,7 @@ int incoming_take(Incoming *incoming, void *delivery, const uint8_t *message, si
     if (settled) proton.delivery_settle(delivery);
     at = write_u32(at, (uint32_t)(RECORD_HEADER_BYTES + intake.stored_bytes));
     memset(at, 0, LAYOUT_AT); // the partition knows the times
+    write_u64(at + EXPIRES_AT, intake.ttl_ms);
     at = write_bytes(at + LAYOUT_AT, intake.layout, LAYOUT_BYTES);
     if (intake.properties_head_bytes) next_message_id(id);
     intake_store(&intake, message, size, id, at);

@@ -84,7 +84,8 @@ static bool read_section(const uint8_t *message, size_t size, size_t at, uint8_t
     return section->end <= size && section->values_at <= section->end;
 }
 
-static bool take_header(const uint8_t *message, const struct section *section, uint8_t *flags, uint8_t *priority) {
+static bool take_header(const uint8_t *message, const struct section *section, uint8_t *flags, uint8_t *priority,
+                        uint32_t *ttl_ms) {
     size_t at = section->values_at, end = section->end;
     if (section->count > 5) return false;
     for (uint32_t index = 0; index < section->count; index++) {
@@ -101,13 +102,19 @@ static bool take_header(const uint8_t *message, const struct section *section, u
             *flags |= HAS_PRIORITY;
             *priority = message[at++];
             break;
+        case 2: // ttl: of none at all, and of the longest that fits, Python's code knows what they mean
+            if (constructor == SMALL_UINT && at < end) *ttl_ms = message[at++];
+            else if (constructor == UINT && end - at >= 4) *ttl_ms = read_u32(message + at), at += 4;
+            else return false;
+            if (!*ttl_ms || *ttl_ms == UINT32_MAX) return false;
+            break;
         case 4: // delivery-count
             if (constructor == UINT_0) break;
             if (constructor == SMALL_UINT) at += 1;
             else if (constructor == UINT) at += 4;
             else return false;
             break;
-        default: // ttl, and first-acquirer, which is stored
+        default: // first-acquirer, which is stored
             return false;
         }
     }
@@ -251,9 +258,10 @@ bool intake_take(const uint8_t *message, size_t size, bool new_id, bool sessions
     uint32_t values = 0, pairs_bytes = 0, properties_bytes = 0, application_properties_bytes = 0;
     struct section section;
     size_t at = 0;
+    intake->ttl_ms = 0;
     if (is_section(message, size, at, HEADER)) {
         if (!read_section(message, size, at, LIST_8, LIST_8, &section)) return false;
-        if (!take_header(message, &section, &flags, &priority)) return false;
+        if (!take_header(message, &section, &flags, &priority, &intake->ttl_ms)) return false;
         at = section.end;
     }
     intake->stored_at = at;

@@ -20,11 +20,12 @@ struct intake {
     uint8_t properties_head[PROPERTIES_HEAD_BYTES];
     size_t properties_head_bytes; // 0 if the message gets no message-id
     size_t stored_bytes;
+    uint32_t ttl_ms;          // 0 if the message has none
     bool has_id, has_session; // the message came with a message-id, and a group-id
 };
 
-// True if `take_apart` of the Python module would take the message without an error, without a time to live and
-// without anything in its extra map; then `intake` has its result. False says nothing about the message: the caller
+// True if `take_apart` of the Python module would take the message without an error and without anything in its extra
+// map; then `intake` has its result. False says nothing about the message: the caller
 // lets the Python module look at it. With `new_id`, a message without a message-id gets one. `sessions`: a group-id is
 // usual, which the Python module has in the extra map.
 bool intake_take(const uint8_t *message, size_t size, bool new_id, bool sessions, struct intake *intake);

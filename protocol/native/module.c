@@ -104,7 +104,7 @@ static PyObject *walk(PyObject *module, PyObject *arguments) {
     return Py_BuildValue("nK", (Py_ssize_t)end, (unsigned long long)id);
 }
 
-// take_apart(message, message_id) -> layout, stored bytes; None if the message is not usual
+// take_apart(message, message_id) -> layout, stored bytes, ttl in ms or None; None if the message is not usual
 static PyObject *take_apart(PyObject *module, PyObject *arguments) {
     (void)module;
     const char *message, *message_id;
@@ -120,7 +120,8 @@ static PyObject *take_apart(PyObject *module, PyObject *arguments) {
     if (!stored) return NULL;
     intake_store(&intake, (const uint8_t *)message, (size_t)size, (const uint8_t *)message_id,
                  (uint8_t *)PyBytes_AsString(stored));
-    return Py_BuildValue("y#N", intake.layout, (Py_ssize_t)LAYOUT_BYTES, stored);
+    PyObject *ttl_ms = intake.ttl_ms ? PyLong_FromUnsignedLong(intake.ttl_ms) : Py_NewRef(Py_None);
+    return Py_BuildValue("y#NN", intake.layout, (Py_ssize_t)LAYOUT_BYTES, stored, ttl_ms);
 }
 
 // render(record, sequence_number, delivery_count, lock token as uuid | None, until ms, keys = 0, is_copy = False)

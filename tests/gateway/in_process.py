@@ -115,8 +115,10 @@ class Worker:
         self.transport.connect()
         self.say([Op.HELLO, version, [partition]])
 
-    async def commands(self) -> list[list[Any]]:
-        """What came since the last call, but that the gateway follows the catalog."""
+    async def commands(self, *, as_they_are: bool = False) -> list[list[Any]]:
+        """What came since the last call, but that the gateway follows the catalog; messages of runs one by one, unless
+        `as_they_are`.
+        """
         await asyncio.sleep(0)  # what waits for the end of the turn is written
         data, self.transport.written = bytes(self.transport.written), bytearray()
         commands: list[list[Any]] = []
@@ -124,7 +126,7 @@ class Worker:
         while at < len(data):
             end = at + 4 + int.from_bytes(data[at : at + 4], "big")
             commands += [
-                list(without_runs(each))
+                list(each if as_they_are else without_runs(each))
                 for each in wire.unpack(data[at + 4 : end])
                 if each.op not in (Op.JOIN, Op.FOLLOWED, Op.TAKES_RUNS)
             ]

@@ -24,11 +24,14 @@ class Posted:
     """A turn, a router and its worker, which note what is asked."""
 
     def __init__(self, knows_runs: bool) -> None:
-        self.knows_runs_in_transactions = knows_runs
+        self._knows_runs = knows_runs
         self.active: OrderedDict[Any, None] = OrderedDict()
         self.losses = 0
         self.asked: list[Any] = []
         self.reply: Any = None
+
+    def takes_run_in_transaction(self, run: bytes) -> bool:
+        return self._knows_runs
 
     def worker(self, partition: int) -> "Posted":
         return self

@@ -4,14 +4,17 @@ from typing import Any
 
 import pytest
 
+from broker import runs, wire
 from broker.errors import EntityNotFound
 from broker.wire import Extra, Op, Outcome
 from protocol.codec import Described, UInt, ULong, encode
-from storage.records import NEVER, encode_message
+from protocol.extension import extension
+from storage.records import NEVER, encode_message, message_expires_ms
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, REJECTED, TRANSFER, message, outcome
-from tests.gateway.in_process import Client, started_gateway
+from tests.gateway.in_process import Client, Worker, started_gateway
 
 EXPIRING = encode(Described(ULong(0x70), [None, None, UInt(60_000)]))
+FIRST_ACQUIRER = encode(Described(ULong(0x70), [None, None, None, True]))
 
 
 class Scene:
@@ -41,13 +44,12 @@ async def test_usual_and_unusual_messages_stay_in_order(tmp_path):
     await scene.worker.commands()
     numbers = [
         scene.client.transfer(
-            handle, (EXPIRING if number % 3 == 0 else b"") + message(bytes((number,))), settled=number == 4
+            handle, (FIRST_ACQUIRER if number % 3 == 0 else b"") + message(bytes((number,))), settled=number == 4
         )
         for number in range(9)
     ]
     sends = [command for command in await scene.worker.commands() if command[0] == Op.SEND]
     assert bodies(sends) == [bytes((number,)) for number in range(9)]
-    assert [each[2] for command in sends for each in command[4]] == [60_000, None, None] * 3
     scene.client.frames()
     scene.worker.say([Op.SENT, scene.channel, 9])
     told = [frame.fields for frame in scene.client.frames() if frame.code == DISPOSITION]
@@ -57,6 +59,26 @@ async def test_usual_and_unusual_messages_stay_in_order(tmp_path):
         for each in range(first, last + 1)
     ]
     assert ids == [number for number in numbers if number != 4]
+
+
+@pytest.mark.parametrize("version", [wire.VERSION_WITH_TIMES_TO_LIVE - 1, wire.VERSION])
+async def test_a_worker_gets_times_to_live_as_its_version_takes_them(tmp_path, version):
+    scene = Scene(tmp_path)
+    scene.worker = Worker(scene.worker.connection, version=version)
+    handle = scene.client.attach(sender=True, address="orders")
+    await scene.worker.commands()
+    for expiring in (b"", EXPIRING, b""):
+        scene.client.transfer(handle, expiring + message(b"body"))
+    commands = await scene.worker.commands(as_they_are=True)
+    sent = [each[2] for command in commands if command[0] == Op.SEND for each in command[4]]
+    records = [each for command in commands if command[0] == Op.SEND_RUN for each in runs.records_of(command[5])]
+    in_runs = [message_expires_ms(each) for each in records]
+    if extension is None:
+        assert sent == [None, 60_000, None]
+    elif version < wire.VERSION_WITH_TIMES_TO_LIVE:
+        assert (sent, in_runs) == ([60_000], [0, 0])
+    else:
+        assert (sent, in_runs) == ([], [0, 60_000, 0])
 
 
 async def test_what_comes_after_the_broker_has_closed_the_link_is_not_stored(tmp_path):

@@ -98,9 +98,9 @@ def request(partition: Partition, now_ms: int, queue: int, name: str, *args: Any
 
 
 def run(messages: list[Any]) -> bytes:
-    """Incoming messages without a time to live and anything extra, as they come from a gateway."""
-    unused = bytes(MESSAGE_HEADER_BYTES - LAYOUT_BYTES)
-    return run_of([unused + layout + body for layout, body, _, _ in messages])
+    """Incoming messages without anything extra, as they come from a gateway."""
+    unused = bytes(MESSAGE_HEADER_BYTES - LAYOUT_BYTES - 8)
+    return run_of([unused + (ttl_ms or 0).to_bytes(8, "big") + layout + body for layout, body, ttl_ms, _ in messages])
 
 
 class Driver(Generic[StoreClass]):

@@ -5,12 +5,13 @@ from zlib import crc32
 
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker import runs
 from broker.namespace.entities import QueueDescription
 from broker.partition.messages import leaving
+from broker.partition.messages.expiry import end_of_life
 from broker.partition.state import bodies, journal, locks
 from broker.partition.state.locks import Holder, Locks
 from broker.partition.state.queue import Queue
@@ -18,7 +19,17 @@ from broker.partition.state.terms import Terms
 from protocol.extension import extension
 from storage.log import changes
 from storage.log.changes import packable
-from storage.records import NEVER, Counts, Place, check_message, encode_entry, encode_message, message_key, queue_key
+from storage.records import (
+    NEVER,
+    Counts,
+    Place,
+    check_message,
+    encode_entry,
+    encode_message,
+    message_expires_ms,
+    message_key,
+    queue_key,
+)
 from tests.storage.entered import Ranged
 
 pytestmark = pytest.mark.skipif(extension is None, reason="the extension is not built, or is switched off")
@@ -42,7 +53,8 @@ def sent(bodies_: list[bytes]) -> list[bytes]:
 @given(BODIES, TIMES, st.just(NEVER) | TIMES, st.integers(0, (1 << 32) - 1), LARGE, LARGE)
 def test_a_run_is_stored_alike(found, enqueued_ms, expires_ms, queue_id, number, message_id):
     run = runs.run_of(sent(found))
-    records, values, refs = extension.store_run(run, enqueued_ms, expires_ms, number, message_id, None)
+    records, values, refs, ends_ms = extension.store_run(run, enqueued_ms, expires_ms, number, message_id, None)
+    assert ends_ms is None
     assert records == [
         (message_key(message_id + ahead), encode_message(enqueued_ms, expires_ms, LAYOUT, body))
         for ahead, body in enumerate(found)
@@ -52,6 +64,22 @@ def test_a_run_is_stored_alike(found, enqueued_ms, expires_ms, queue_id, number,
         (queue_key(queue_id, Place.AVAILABLE, number + ahead), value) for ahead, value in enumerate(values)
     ]
     assert refs == [(number + ahead, message_id + ahead, 0, None) for ahead, _ in enumerate(found)]
+    for _, record in records:
+        check_message(record)
+
+
+@given(
+    st.lists(st.just(0) | st.integers(1, (1 << 32) - 2) | st.integers(1, (1 << 64) - 1), min_size=1, max_size=9),
+    TIMES,
+    st.just(NEVER) | TIMES,
+)
+@example([0, 0, 5, 0], 1000, NEVER)
+def test_times_to_live_in_a_run_end_alike(ttls_ms, enqueued_ms, expires_ms):
+    run = runs.run_of([bytes(16) + ttl_ms.to_bytes(8, "big") + LAYOUT for ttl_ms in ttls_ms])
+    records, _, _, ends_ms = extension.store_run(run, enqueued_ms, expires_ms, 1, 1, None)
+    expected = [min(expires_ms, end_of_life(enqueued_ms, ttl_ms)) if ttl_ms else expires_ms for ttl_ms in ttls_ms]
+    assert [message_expires_ms(record) for _, record in records] == expected
+    assert ends_ms == (expected if any(ttls_ms) else None)
     for _, record in records:
         check_message(record)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from broker import runs, wire
 from broker.errors import NotAllowed
 from broker.wire import ITEMS_AT_ONCE, Outcome
-from protocol.codec import Described, ULong, encode
+from protocol.codec import Described, UInt, ULong, encode
 from protocol.extension import extension
 from protocol.message.intake import take_apart
 from storage.store import Table
@@ -22,7 +22,8 @@ IDS = st.none() | st.sampled_from(
     ["a", "b", "c", "", "x" * 128, "ä", ULong(7), "7", UUID(int=7), str(UUID(int=7)), b"a"]
 )
 SESSIONS = st.sampled_from(["a", "b", "", "x" * 31, "x" * 32, "x" * 128, "\x7f"])
-MESSAGES = st.tuples(IDS, SESSIONS | st.none(), st.sampled_from(["s", "s" * 255]))
+TTLS_MS = st.none() | st.sampled_from([1, 1500, 3999, 4000, 4001, (1 << 32) - 2])
+MESSAGES = st.tuples(IDS, SESSIONS | st.none(), st.sampled_from(["s", "s" * 255]), TTLS_MS)
 TURNS = st.lists(st.lists(MESSAGES, min_size=1, max_size=6), max_size=8)
 TTL = {"default_message_time_to_live_ms": 4000}
 DETECTS = {"requires_duplicate_detection": True, "duplicate_detection_history_time_window_ms": 20_000}
@@ -30,9 +31,10 @@ SESSION = {"requires_session": True}
 KINDS = ({}, TTL, DETECTS, SESSION, TTL | DETECTS, TTL | SESSION, DETECTS | SESSION)
 
 
-def encoded(message_id: Any, session_id: str | None, subject: str) -> bytes:
+def encoded(message_id: Any, session_id: str | None, subject: str, ttl_ms: int | None) -> bytes:
+    header = b"" if ttl_ms is None else encode(Described(ULong(0x70), [None, None, UInt(ttl_ms)]))
     fields = [message_id, None, None, subject, None, ULong(7), None, None, None, None, session_id]
-    return encode(Described(ULong(0x73), fields)) + encode(Described(ULong(0x75), b"body"))
+    return header + encode(Described(ULong(0x73), fields)) + encode(Described(ULong(0x75), b"body"))
 
 
 ENTRIES = st.tuples(
@@ -83,7 +85,7 @@ def test_a_run_is_stored_as_its_messages_are(properties, turns):
         seen = []
         for turn in turns:
             messages = [take_apart(encoded(*each), want_message_id=True) for each in turn]
-            is_refused = session is not None and None in [session_id for _, session_id, _ in turn]
+            is_refused = session is not None and None in [session_id for _, session_id, _, _ in turn]
             with pytest.raises(NotAllowed) if is_refused else nullcontext():
                 if in_runs:
                     queue.partition.send_run(MAIN, run(messages), queue.now_ms)

@@ -13,11 +13,11 @@ from broker.wire import Operation, Outcome, SendOperation, SendRunOperation, Set
 from protocol.message.intake import take_apart
 from storage.store import Table
 from tests.partition.driver import MAIN, Driver, deliveries, run
-from tests.partition.test_runs import IDS, KINDS, SESSIONS, encoded
+from tests.partition.test_runs import IDS, KINDS, SESSIONS, TTLS_MS, encoded
 
 OTHER_ID = 9
 KEY = "transaction"
-MESSAGES = st.lists(st.tuples(IDS, SESSIONS, st.sampled_from(["s", "s" * 200])), min_size=1, max_size=5)
+MESSAGES = st.lists(st.tuples(IDS, SESSIONS, st.sampled_from(["s", "s" * 200]), TTLS_MS), min_size=1, max_size=5)
 OPERATIONS = st.lists(
     st.one_of(
         st.tuples(st.just("send"), st.booleans(), MESSAGES),
@@ -40,7 +40,7 @@ def outcome_of(queue: Driver, properties: dict[str, Any], steps: list[Any], comm
     """What callers are told, what is stored and counted, and what is received afterwards."""
     other = queue.add_queue(OTHER_ID)
     session = ["a", 0] if properties.get("requires_session") else None
-    first = [take_apart(encoded(f"first {number}", "a", "s"), want_message_id=True) for number in range(6)]
+    first = [take_apart(encoded(f"first {number}", "a", "s", None), want_message_id=True) for number in range(6)]
     queue.partition.send(MAIN, first, queue.now_ms)
     queue.partition.open_receiver("r", MAIN, False, queue.now_ms, session)
     queue.partition.grant("r", 8)
@@ -63,7 +63,7 @@ def outcome_of(queue: Driver, properties: dict[str, Any], steps: list[Any], comm
             named = [tokens[each] if each < len(tokens) else b"no such token, %d" % each for each in what]
             operation = SettleOperation(MAIN, is_other, named, Outcome.ACCEPTED, None, "r")
         else:
-            subjects = [("id", "a", "s" * 250)] * what if kind == "many" else what
+            subjects = [("id", "a", "s" * 250, None)] * what if kind == "many" else what
             messages = [list(take_apart(encoded(*each), want_message_id=True)) for each in subjects]
             operation = sent(other if is_other and session is None else MAIN, messages, is_other, in_runs)
         try:

@@ -42,7 +42,7 @@ def test_a_run_is_published_as_its_messages_are(kind, turns, turn_work, has_rece
             world.partition.grant("r", 3)
         seen = []
         for bodies in turns:
-            messages = [event(body) for body in bodies]
+            messages = [event(body, 1000 if at == 2 else None) for at, body in enumerate(bodies)]
             if in_runs:
                 world.partition.send_run(TOPIC, run(messages), world.now_ms)
             else:

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.skipif(native is None, reason="the extension is not bui
 
 USUAL = encode(Described(ULong(0x73), ["id"])) + encode(Described(ULong(0x75), b"usual"))
 IN_SESSION = encode(Described(ULong(0x73), ["id", *[None] * 9, "session"])) + encode(Described(ULong(0x75), b"body"))
-UNUSUAL = encode(Described(ULong(0x70), [None, None, UInt(1000)])) + USUAL
+UNUSUAL = encode(Described(ULong(0x70), [None, None, None, True])) + USUAL  # the first acquirer
 MALFORMED = b"\x00\x53\x75\xa0\x05body"
 LARGE = encode(Described(ULong(0x73), ["id"])) + encode(Described(ULong(0x75), bytes(LIMIT_BYTES + 1)))
 

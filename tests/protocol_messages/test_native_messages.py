@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from broker.gateway.links.delivery import render_delivery
 from broker.namespace.fragments import Keys
-from protocol.codec import Described, Symbol, Timestamp, UByte, ULong, encode
+from protocol.codec import Described, Symbol, Timestamp, UByte, UInt, ULong, encode
 from protocol.engine.native import native
 from protocol.errors import ProtocolError
 from protocol.message.intake import take_apart
@@ -35,7 +35,7 @@ def check(message: bytes) -> bool:
         found = native.take_apart(message, message_id)
         if found is not None:
             taken = True
-            assert take_apart(message, False, None if message_id is None else lambda: ID) == (*found, None, None)
+            assert take_apart(message, False, None if message_id is None else lambda: ID) == (*found, None)
     return taken
 
 
@@ -44,6 +44,8 @@ USUAL = {
     "a text": encode(Described(ULong(0x77), "text")),
     "a long body": encode(Described(ULong(0x75), b"x" * 100_000)),
     "a header": section(0x70, [True, UByte(4)]) + DATA,
+    "a short time to live": section(0x70, [None, None, UInt(200)]) + DATA,
+    "a time to live": section(0x70, [True, UByte(4), UInt(86_400_000), None, UInt(0)]) + DATA,
     "a header without fields": b"\x00\x53\x70\x45" + DATA,
     "an id": section(0x73, ["id"]) + DATA,
     "no properties": section(0x73, []) + DATA,

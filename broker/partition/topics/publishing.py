@@ -430,6 +430,8 @@ def publish_run(core: Core, queue: Queue, run: RunBytes, now_ms: int) -> bool:
     made = extension.store_run(run, now_ms, NEVER, queues[0].next_number, first_id, None)
     records: list[tuple[bytes, bytes]] = made[0]
     values: list[bytes] = made[1]
+    if made[3] is not None:  # some have a time to live of their own
+        return False
     count, copies = len(records), len(records) * len(queues)
     if (count - 1) * (1 + len(queues)) >= core.work_left():
         return False
