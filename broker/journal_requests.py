@@ -36,7 +36,7 @@ class NoPartition(WrongRequest):
 
 
 class Target(NamedTuple):
-    """Of an inner request: a path that needs no percent-encoding, and a query that is not encoded yet."""
+    """The target of an inner request: a path that needs no percent-encoding, and a query that is not encoded yet."""
 
     path: str
     query: dict[str, str]
@@ -53,7 +53,7 @@ class Overview(NamedTuple):
 
     @classmethod
     def read(cls, query: Query) -> Self:
-        """Raises WrongRequest."""
+        """Read the query of a request for the overview. Raises WrongRequest."""
         return cls(bool(_number(_parameters(query), "current", 0, 0, 1)))
 
     def target(self) -> Target:
@@ -67,7 +67,7 @@ class Consumer(NamedTuple):
 
     @classmethod
     def read(cls, name: str) -> Self:
-        """Raises WrongRequest."""
+        """Read the name of a consumer. Raises WrongRequest."""
         if not _CONSUMER.fullmatch(name) or name in (".", ".."):
             raise WrongRequest(
                 400, "the name of a consumer has 1 to 100 letters, digits, dots, underscores and hyphens"

@@ -48,7 +48,7 @@ class RootKeys(NamedTuple):
     secondary: str | None = None
 
     def write(self, path: Path) -> None:
-        """Raises OSError."""
+        """Write the keys to a file that only its owner can read. Raises OSError."""
         write_file(path, "".join(f"{key}\n" for key in self if key is not None).encode(), mode=0o600)
 
 

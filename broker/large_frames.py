@@ -15,7 +15,7 @@ _LOOK_BYTES = 64 << 10  # of a large frame that are copied at once, to look for 
 
 
 def unpack(frame: memoryview) -> list[Message]:
-    """As `wire.unpack`. Large runs are views of the frame, which must not change any more."""
+    """Unpack a frame, as `wire.unpack` does. Large runs are views of the frame, which must not change any more."""
     return wire.unpack(frame, _items_around_runs)
 
 
@@ -56,7 +56,7 @@ class _LargeFrame:
                 self._fed += len(piece)
 
     def items(self) -> Iterator[list[Any]]:
-        """Those of each message."""
+        """Yield the items of each message."""
         for _ in range(self._next("read_array_header")):
             count = self._next("read_array_header")
             items = [self._next("unpack") for _ in range(count - 1)]

@@ -168,7 +168,7 @@ class Unusable(NamedTuple):
 
 
 def unusable(listeners: Iterable[tuple[str, str, int]]) -> Iterator[Unusable]:
-    """Of (setting, host, port)."""
+    """Yield those of these listeners (setting, host, port) that cannot be used."""
     for setting, host, port in listeners:
         try:
             try_to_listen(host, port)

@@ -269,7 +269,7 @@ class Scene(NamedTuple):
 
 
 def usage_of(pid: int) -> dict[str, float] | None:
-    """As `process_usage` for a child of this process; None if it has ended, or on a system without /proc."""
+    """Measure a child of this process, as `process_usage` does; None if it has ended, or on a system without /proc."""
     try:
         resident_pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         # The name of the program, in parentheses, may have spaces.

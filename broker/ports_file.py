@@ -36,7 +36,7 @@ def remove_ports(run_path: Path) -> None:
 
 
 def running_ports(data_dir: Path) -> Ports | None:
-    """Those of the broker that runs on the data directory; None if none does, or it does not serve yet."""
+    """Return the ports of the broker that runs on the data directory; None if none runs, or it does not serve yet."""
     try:
         if pid_of_user(data_dir) is None:
             return None

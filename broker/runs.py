@@ -208,7 +208,7 @@ def count_of(ranges: Sequence[bytes]) -> int:
 
 
 def cut(command: Command | ForWorker) -> tuple[Command | ForWorker, Command | None]:
-    """As `wire.cut`, of commands that may have runs."""
+    """Cut a command, as `wire.cut` does, also if it has runs."""
     if isinstance(command, SendRun):
         if command.messages <= ITEMS_AT_ONCE:
             return command, None

@@ -33,7 +33,7 @@ _GAUGES: Final = {
 
 
 def families(snapshot: Mapping[str, Any]) -> Iterator[Metric]:
-    """Of what `Sidecar.snapshot` tells."""
+    """Yield the metrics for a sidecar's `Sidecar.snapshot`."""
     for field, (name, text) in _PAIRING.items():
         yield CounterMetricFamily(f"peeklock_pair_{name}", text, value=getattr(snapshot["counters"], field))
     for name, text in _COUNTERS.items():

@@ -31,7 +31,7 @@ _OF_QUEUES: Final = {  # key of a queue's part of the snapshot: name, help
 
 
 def inner_families(snapshot: Mapping[str, Any] | None) -> Iterator[Metric]:
-    """Of the syphon that a broker runs; None if it has not answered."""
+    """Yield the metrics of the syphon that a broker runs; `snapshot` is None if it has not answered."""
     up = "1 if the syphon that the broker runs answered this scrape, else 0."
     yield GaugeMetricFamily("peeklock_syphon_up", up, value=snapshot is not None)
     if snapshot is not None:

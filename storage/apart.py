@@ -52,7 +52,7 @@ def apart(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
 def apart_in_time(
     signs: SharedSigns, stall_seconds: float, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """As `apart`, for a function that gives these `signs` of life. Raises ProcessStalled, too."""
+    """Call, as `apart` does, a function that gives these `signs` of life. Raises ProcessStalled, too."""
 
     def wait(pid: int, answer: Connection) -> None:
         silence = Silence(stall_seconds)
@@ -95,7 +95,7 @@ def _run(wait: Callable[[int, Connection], None], function: Callable[P, T], /, *
 
 
 def read_apart(path: Path, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """As `apart`, for a function that reads the store at `path`. If its process dies, raises StoreError.
+    """Call, as `apart` does, a function that reads the store at `path`. If its process dies, raise StoreError.
 
     That is StoreDamaged if the process died of what it read.
     """

@@ -266,7 +266,7 @@ class DataDirectory:
         self._write(replace(found, stores=stores))
 
     def described(self) -> Description:
-        """Raises UnknownLayout, OSError."""
+        """Read the description of the directory. Raises UnknownLayout, OSError."""
         found = read_description(self.path)
         assert found is not None
         return found
@@ -309,7 +309,7 @@ def pid_of_user(path: Path) -> int | None:
 
 
 def refuse_network_file_system(path: Path, mount_table: Path = MOUNT_TABLE) -> None:
-    """Raises NetworkFileSystem if `path`, or the place where it would be created, is on a network file system."""
+    """Raise NetworkFileSystem if `path`, or the place where it would be created, is on a network file system."""
     try:
         lines = mount_table.read_text(errors="surrogateescape").splitlines()
     except OSError:

@@ -36,7 +36,7 @@ def is_full(error: OSError) -> bool:
 
 
 def free_disk_bytes(path: Path) -> int:
-    """Of the file system that has this file or directory. Raises OSError."""
+    """Return how much is free in the file system of this file or directory. Raises OSError."""
     found = os.statvfs(path)
     return found.f_bavail * found.f_frsize
 

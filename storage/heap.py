@@ -77,7 +77,7 @@ class Freed:
 
 
 class _Info(ctypes.Structure):
-    """As mallinfo2(3) returns it."""
+    """The structure that mallinfo2(3) returns."""
 
     _fields_ = [
         (name, ctypes.c_size_t)

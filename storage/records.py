@@ -104,7 +104,7 @@ _TIMERS = frozenset(Timer)
 
 
 def due_key(queue_id: int, timer: int, time_ms: int, sequence_number: int) -> bytes:
-    """Raises KeyOutOfRange."""
+    """Make the key of a timer that is due at `time_ms` (Unix milliseconds). Raises KeyOutOfRange."""
     try:
         return _due.pack(queue_id, timer, time_ms, sequence_number)
     except struct.error:
@@ -210,7 +210,7 @@ def encode_message(enqueued_ms: int, expires_ms: int, layout: bytes, body: bytes
 
 
 def check_message(record: bytes) -> None:
-    """Raises CorruptRecord if the record is short or its checksum does not match."""
+    """Raise CorruptRecord if the record is short or its checksum does not match."""
     rest = record[8:] if len(record) <= COPIED_BYTES else memoryview(record)[8:]
     if len(record) < MESSAGE_HEADER_BYTES or xxh3_64_digest(rest) != record[:8]:
         raise CorruptRecord("message record: checksum mismatch")
@@ -255,7 +255,7 @@ def encode_entry(message_id: int, delivery_count: int = 0, overlay: Overlay | No
 
 
 def decode_entry(value: bytes) -> Entry:
-    """Raises CorruptRecord."""
+    """Decode a queue entry. Raises CorruptRecord."""
     if len(value) < ENTRY_BYTES:
         raise CorruptRecord("queue entry: too short")
     checksum, message_id, delivery_count = _entry_parts(value)
@@ -280,7 +280,7 @@ def encode_references(count: int) -> bytes:
 
 
 def decode_references(value: bytes) -> int:
-    """Raises CorruptRecord."""
+    """Decode the number of references to a message. Raises CorruptRecord."""
     if len(value) != 8 or crc32(value[:4]) != int.from_bytes(value[4:], "big"):
         raise CorruptRecord("references: checksum mismatch")
     return int.from_bytes(value[:4], "big")
@@ -293,7 +293,7 @@ def encode_mark(sequence_number: int) -> bytes:
 
 
 def decode_mark(value: bytes) -> int:
-    """Raises CorruptRecord."""
+    """Decode a mark. Raises CorruptRecord."""
     if len(value) != 12 or crc32(value[:8]) != int.from_bytes(value[8:], "big"):
         raise CorruptRecord("mark: checksum mismatch")
     return int.from_bytes(value[:8], "big")
@@ -315,7 +315,7 @@ def encode_session(row: SessionRow) -> bytes:
 
 
 def decode_session(value: bytes) -> SessionRow:
-    """Raises CorruptRecord."""
+    """Decode the row of a session. Raises CorruptRecord."""
     if len(value) != 4 + _session_row.size or crc32(value[4:]) != int.from_bytes(value[:4], "big"):
         raise CorruptRecord("session: checksum mismatch")
     return SessionRow(*_session_row.unpack_from(value, 4))
@@ -330,7 +330,7 @@ def encode_state(state: bytes) -> bytes:
 
 
 def decode_state(value: bytes) -> bytes:
-    """Raises CorruptRecord."""
+    """Decode the state of a session. Raises CorruptRecord."""
     if len(value) < STATE_AT or xxh3_64_intdigest(memoryview(value)[STATE_AT:]) != int.from_bytes(value[:8], "big"):
         raise CorruptRecord("session state: checksum mismatch")
     return value[STATE_AT:]
@@ -380,7 +380,7 @@ def encode_rows(rows: Iterable[bytes | bytearray]) -> bytes:
 
 
 def check_rows(value: bytes) -> None:
-    """Raises CorruptRecord."""
+    """Check rows of seen message ids. Raises CorruptRecord."""
     if (
         len(value) <= 8
         or len(value) % SEEN_BYTES != 8
@@ -390,7 +390,7 @@ def check_rows(value: bytes) -> None:
 
 
 def decode_rows(value: bytes) -> list[bytes]:
-    """Raises CorruptRecord."""
+    """Decode rows of seen message ids. Raises CorruptRecord."""
     check_rows(value)
     return [row for (row,) in _seen_row.iter_unpack(memoryview(value)[8:])]
 
@@ -433,7 +433,7 @@ def encode_manifest(manifest: RunManifest) -> bytes:
 
 
 def decode_manifest(value: bytes) -> RunManifest:
-    """Raises CorruptRecord."""
+    """Decode the manifest of a run of seen message ids. Raises CorruptRecord."""
     if len(value) != 4 + _manifest.size or crc32(value[4:]) != int.from_bytes(value[:4], "big"):
         raise CorruptRecord("run of seen message ids: checksum mismatch")
     return RunManifest(*_manifest.unpack_from(value, 4))
@@ -463,7 +463,7 @@ def encode_counts(counts: tuple[int, int, int, int, int]) -> bytes:
 
 
 def decode_counts(value: bytes) -> Counts:
-    """Raises CorruptRecord."""
+    """Decode the counts of a queue. Raises CorruptRecord."""
     if len(value) != _counts.size + 4 or crc32(value[4:]) != int.from_bytes(value[:4], "big"):
         raise CorruptRecord("counts: checksum mismatch")
     return Counts(*_counts.unpack_from(value, 4))
@@ -476,7 +476,7 @@ def encode_document(document: Any) -> bytes:
 
 
 def decode_document(value: bytes) -> Any:
-    """Raises CorruptRecord."""
+    """Decode a document. Raises CorruptRecord."""
     if len(value) < 5 or crc32(value[4:]) != int.from_bytes(value[:4], "big"):
         raise CorruptRecord("document: checksum mismatch")
     return msgpack.unpackb(value[4:], strict_map_key=False)

@@ -70,7 +70,7 @@ class Keys(Protocol):
     def keys(self) -> list[bytes]: ...
 
     def of(self, ranges: list[tuple[int, int]]) -> "Keys":
-        """Those with the same prefix and these ranges."""
+        """Return keys with the same prefix and these ranges."""
 
     def __len__(self) -> int: ...
 
@@ -108,7 +108,7 @@ class Store(Protocol):
         """Put `items`, which are in key order and above every key in the table (fast path for MESSAGES)."""
 
     def append_rows(self, first: int, items: list[tuple[bytes, bytes]]) -> None:
-        """As `append` to MESSAGES, of items with all keys from the one with this number on."""
+        """Append to MESSAGES, as `append` does, items with all keys from the one with the number `first` on."""
         self.append(Table.MESSAGES, items)
 
     def put_many(self, table: Table, items: Sequence[tuple[bytes, bytes]]) -> None: ...
@@ -117,7 +117,7 @@ class Store(Protocol):
         """Put `items`, whose keys the table does not have. What is deleted soon may never be written to it."""
 
     def insert_entries(self, entries: Entries) -> None:
-        """As `insert_many` into QUEUE. A store may make the items when somebody asks for one."""
+        """Insert into QUEUE, as `insert_many` does. A store may make the items when somebody asks for one."""
         self.insert_many(Table.QUEUE, entries.items())
 
     def delete(self, table: Table, key: bytes) -> None:
@@ -126,7 +126,7 @@ class Store(Protocol):
     def delete_many(self, table: Table, keys: Iterable[bytes]) -> None: ...
 
     def delete_keys(self, table: Table, keys: Keys) -> None:
-        """As `delete_many`. A store may make the keys when somebody asks for one."""
+        """Delete, as `delete_many` does. A store may make the keys when somebody asks for one."""
         self.delete_many(table, keys.keys())
 
     def scan(

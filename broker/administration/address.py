@@ -7,7 +7,7 @@ LOCAL_HTTP_PORT: Final = 5300
 
 
 class Address(NamedTuple):
-    """Of HTTP. `host` has no brackets."""
+    """The address of an HTTP server. `host` has no brackets."""
 
     scheme: str
     host: str
@@ -24,7 +24,7 @@ class Address(NamedTuple):
 
 
 def parse_http_address(url: str) -> Address:
-    """Of http://host:port or https://host. Raises ValueError, with the fix."""
+    """Read http://host:port or https://host. Raises ValueError, whose text says what to write instead."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port

@@ -109,7 +109,7 @@ class HttpClient:
         return entries[0]
 
     async def delete(self, path: str) -> None:
-        """Raises HttpError."""
+        """Delete what is at `path`. Raises HttpError."""
         await self._ask("DELETE", path)
 
     async def _ask(

@@ -92,7 +92,7 @@ def write_entry(description: Element, first_rule: str = "") -> bytes:
 
 
 def wrapped(description: str) -> bytes:
-    """As `write_entry`, of an element that is written already: types of values in it keep their prefixes."""
+    """Write an entry, as `write_entry` does, around an element that is written already and keeps its prefixes."""
     content = f'<content type="application/xml">{description}</content>'
     return f'<entry xmlns="{xml.ATOM}">{content}</entry>'.encode()
 

@@ -400,7 +400,7 @@ def new_key() -> str:
 
 
 def validated(kind: str, fields: Mapping[str, Any]) -> Description:
-    """Raises InvalidArgument, which names the elements that are wrong, and their limits."""
+    """Make a description of these fields. Raises InvalidArgument, which names the wrong elements and their limits."""
     try:
         return DESCRIPTIONS[kind].model_validate(dict(fields))
     except ValidationError as error:

@@ -68,7 +68,7 @@ class HttpJournal:
         self._connection.close()
 
     def extents(self) -> Extents:
-        """Raises SourceFailed, SourceRefused."""
+        """Ask which rows the journal has. Raises SourceFailed, SourceRefused."""
         with self._asked(PATH) as answer:
             if answer.status != 200:
                 raise self._refusal(answer)
@@ -93,7 +93,7 @@ class HttpJournal:
         return Told(known.namespace, known.namespace_id, offsets)
 
     def definitions(self) -> dict[str, Any] | None:
-        """Of all entities and rules; None if the broker is of a version that does not tell them.
+        """Ask for the definitions of all entities and rules; None if the broker's version does not tell them.
 
         Raises SourceFailed, SourceRefused.
         """
@@ -138,7 +138,7 @@ class HttpJournal:
             first = at
 
     def tell(self, captured: Sequence[Extent]) -> None:
-        """Raises SourceFailed, SourceRefused."""
+        """Tell the broker up to which offsets rows are captured. Raises SourceFailed, SourceRefused."""
         told = [{"partition": each.partition, "epoch": each.epoch, "offset": each.stable} for each in captured]
         document = json.dumps({"partitions": told}).encode()
         with self._asked(f"{PATH}/consumers/{self._consumer}", document) as answer:

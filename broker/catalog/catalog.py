@@ -111,7 +111,7 @@ class Definition(NamedTuple):
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> Self:
-        """Raises ValueError if `document` is no definition that this version knows."""
+        """Read a definition. Raises ValueError if `document` is none that this version knows."""
         fields = dict(document)
         try:
             kind = fields.pop("kind")
@@ -387,7 +387,7 @@ class _Catalog:
     # -- checks
 
     def check(self) -> None:
-        """Raises CannotReconcile with one line for each problem."""
+        """Check that the whole can be reconciled. Raises CannotReconcile with one line for each problem."""
         for description in self._declared:
             for field in FORWARDING:
                 if to := getattr(description, field, None):

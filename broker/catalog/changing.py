@@ -113,7 +113,10 @@ class Changing:
         return Definition(entity_id, wanted, now_ms, now_ms, partitions)
 
     def check_first_rules(self, of: Definition, documents: Sequence[dict[str, Any]]) -> None:
-        """Those of a new subscription. Raises InvalidArgument, NotAllowed, EntityAlreadyExists, QuotaExceeded."""
+        """Check the first rules of a new subscription.
+
+        Raises InvalidArgument, NotAllowed, EntityAlreadyExists, QuotaExceeded.
+        """
         description = of.description
         if not isinstance(description, SubscriptionDescription):
             raise NotAllowed(f"'{description.path}' is not a subscription; only subscriptions have rules.")
@@ -144,7 +147,7 @@ class Changing:
         return {**document, "name": known["name"], "created_ms": known["created_ms"]}
 
     def check_has_rule(self, of: Definition, name: str) -> None:
-        """Raises EntityNotFound, NotAllowed."""
+        """Check that the subscription has a rule of this name. Raises EntityNotFound, NotAllowed."""
         if not self._index.has_rule(of.entity_id, name):
             raise EntityNotFound(error_texts.rule_not_found(name, of.description.path))
 
@@ -175,7 +178,7 @@ class Changing:
         return known._replace(description=wanted, updated_ms=now_ms)
 
     def entity(self, path: Any) -> int:
-        """Raises InvalidArgument, EntityNotFound."""
+        """Return the id of the entity at `path`. Raises InvalidArgument, EntityNotFound."""
         if not isinstance(path, str):
             raise InvalidArgument("The path of an entity is not a string.")
         found = self._index.find(path)

@@ -32,7 +32,7 @@ class Findings(NamedTuple):
 
 
 def rehearse(settings: Settings, now_ms: int) -> Findings:
-    """Raises DataDirectoryError, StoreError."""
+    """Find what would keep a broker with these settings from starting. Raises DataDirectoryError, StoreError."""
     ports = _of_ports(settings)
     problems = [*_of_entities(settings, now_ms), *(text for text, is_in_use in ports if not is_in_use)]
     return Findings(problems, [text for text, is_in_use in ports if is_in_use])

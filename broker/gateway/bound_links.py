@@ -99,7 +99,7 @@ class BoundLinks:
         link.refuse(condition, self._host.tracked(str(error), tracker))
 
     def _require_room(self, link: Link) -> None:
-        """Raises QuotaExceeded."""
+        """Check that the limits leave room for one more link. Raises QuotaExceeded."""
         amqp = self._host.gateway.settings.amqp
         if self._host.rights.is_empty and self._count >= MAX_LINKS_WITHOUT_RIGHTS:
             raise QuotaExceeded(f"A connection without a token may have at most {MAX_LINKS_WITHOUT_RIGHTS} links.")

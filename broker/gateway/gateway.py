@@ -288,7 +288,7 @@ class Gateway:
             self._rules_changed()
 
     def _names(self) -> HostNames:
-        """Those by which tokens may name this broker: as configured, where it listens, and of its certificate."""
+        """Return the hosts by which tokens may name this broker: as configured, listened on, or certified."""
         certified = () if self._tls is None else self._tls.host_names
         return HostNames([*self._named, self.settings.amqp.host, self.settings.http.host, *certified])
 
@@ -415,7 +415,7 @@ class Gateway:
         return f"waiting for the workers: {self.router.missing() or 'for the catalog'}"
 
     def problem(self) -> str:
-        """As `unready`, for the observer: it sees the partitions by its own connections, and not by this gateway's."""
+        """Return why this gateway is not ready, or which workers it lacks: the observer sees only its own."""
         return self.unready() or self.router.missing()
 
     def snapshot(self) -> dict[str, Any]:

@@ -105,7 +105,7 @@ class Host(Turn, Protocol):
 
     @property
     def client_properties(self) -> Mapping[Any, Any]:
-        """Those of the client's open."""
+        """The connection properties that the client sent in its open."""
 
     @property
     def output_room_bytes(self) -> int:

@@ -121,7 +121,7 @@ class Entity:
         return broker_limit if own is None else min(own * 1024, MAX_MESSAGE_BYTES)
 
     def require_send(self) -> None:
-        """Raises NotAllowed, EntityDisabled."""
+        """Check that the entity takes messages from clients. Raises NotAllowed, EntityDisabled."""
         if self.kind == "subscription":
             raise NotAllowed(error_texts.sender_on_subscription(self.name))
         if self.description.status in (Status.DISABLED, Status.SEND_DISABLED):
@@ -144,7 +144,7 @@ class Entity:
         return self.description.forward_dead_lettered_messages_to if part is Part.DEAD_LETTER else None
 
     def require_receive(self, part: Part = Part.MAIN) -> None:
-        """Raises NotAllowed, EntityDisabled."""
+        """Check that clients may receive from this part of the entity. Raises NotAllowed, EntityDisabled."""
         if to := self.forward_to(part):
             raise NotAllowed(error_texts.receiver_on_forwarding(self.name, to))
         if self.description.status in (Status.DISABLED, Status.RECEIVE_DISABLED):

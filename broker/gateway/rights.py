@@ -29,7 +29,7 @@ def entity_of(path: str) -> str | None:
 
 
 def key_rules(rules: Iterable[AuthorizationRule]) -> list[KeyRule]:
-    """As tokens are verified with them."""
+    """Return the rules in the form in which tokens are verified with them."""
     return [
         KeyRule(tuple(key for key in (each.primary_key, each.secondary_key) if key is not None), frozenset(each.rights))
         for each in rules
@@ -90,7 +90,7 @@ class Rights:
         )
 
     def require(self, path: str, right: Right, now_s: float) -> None:
-        """Raises Unauthorized."""
+        """Check that the right is there now. Raises Unauthorized."""
         if not self.allows(path, right, now_s):
             raise Unauthorized(error_texts.claim_required(right, f"sb://peeklock/{path}"))
 

@@ -318,7 +318,7 @@ class WorkerConnection:
             self._waiting.drop(asker)
 
     def refuse_waiting(self, asker: object) -> None:
-        """As `drop_waiting`, but who waits for the answers is told."""
+        """Drop what waits, as `drop_waiting` does, and refuse it to those who asked."""
         if len(self._waiting):
             self._refuse(self._waiting.drop(asker))
 
@@ -396,7 +396,7 @@ class WorkerConnection:
         return self._knows_runs_in_transactions and self.takes_run(run)
 
     def post_run(self, partition: int, channel: int, queue: int, count: int, run: bytes) -> bool:
-        """As `post`, for the messages of a run, each a delivery of its own."""
+        """Post the messages of a run, as `post` does; each is a delivery of its own."""
         if self.takes_run(run):
             return self.post(wire.send_run(partition, channel, queue, count, run))
         return self.post(wire.send(partition, channel, queue, runs.messages_of(run, with_extra=True)))
@@ -404,7 +404,7 @@ class WorkerConnection:
     def settle(
         self, partition: int, queue: int, outcome: Outcome, channel: int, tokens: Sequence[bytes], count: int = 1
     ) -> bool:
-        """As `post`, for `count` settlements. Consecutive ones, even of several links, go into one command.
+        """Post `count` settlements, as `post` does. Consecutive ones, even of several links, go into one command.
 
         A token may stand for several: see `broker.runs`.
         """
@@ -718,7 +718,7 @@ class Router:
         return (each for each in self.workers if each is not worker and each.connected.is_set())
 
     def marks(self, partition: int) -> SendMarks:
-        """Those of this gateway's deliveries to the partition."""
+        """Return the marks of this gateway's deliveries to the partition."""
         if partition not in self._marks:
             self._marks[partition] = SendMarks(self._marks_sender)
         return self._marks[partition]
@@ -779,7 +779,7 @@ class Router:
             worker.drop_waiting(asker)
 
     def refuse_waiting(self, asker: object) -> None:
-        """As `drop_waiting`, but who waits for the answers is told."""
+        """Drop what waits at all workers, as `drop_waiting` does, and refuse it to those who asked."""
         for worker in self.workers:
             worker.refuse_waiting(asker)
 

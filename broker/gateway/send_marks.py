@@ -5,7 +5,7 @@ See `wire.Mark`.
 
 
 class SendMarks:
-    """Those of one gateway for one partition. A mark is the number of the first delivery of one command."""
+    """The marks of one gateway for one partition. A mark is the number of the first delivery of one command."""
 
     def __init__(self, sender: bytes) -> None:
         self.sender = sender

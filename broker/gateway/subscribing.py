@@ -66,9 +66,9 @@ def _properties(host: Host, missing: Missing) -> dict[str, Any]:
 
 
 def subscriptions_to_end(host: Host, link: Link) -> list[Entity]:
-    """Those that `unsubscribe` means, by the name of the link: there is no topic in it.
+    """Find the subscriptions that `unsubscribe` means, by the name of the link, which names no topic.
 
-    First those that were made for the client; else the only one with the name that the client has chosen. Raises
+    Those that were made for the client come first; else the only one with the name that the client has chosen. Raises
     EntityNotFound, InvalidArgument, Unauthorized.
     """
     found, _, suffix = link.name.partition("|")
@@ -103,6 +103,6 @@ def _name_of(subscription: Entity) -> str:
 
 
 def _require_manage(host: Host, topic: str, text: str) -> None:
-    """Raises Unauthorized."""
+    """Check that the connection may manage the topic. Raises Unauthorized with this text."""
     if not host.rights.allows(topic.lower(), Right.MANAGE, time.time()):
         raise Unauthorized(text)

@@ -141,7 +141,7 @@ class Transaction:
             self._append(SendOperation(queue, True, [*deliveries]), len(deliveries), answered)
 
     def send_run(self, sender: Sending, run: bytes, count: int, answered: Answered) -> None:
-        """As `send`, of a run to an entity that is not partitioned, whose messages are a delivery each."""
+        """Send a run, as `send` does, to an entity that is not partitioned; each message is a delivery of its own."""
         entity = sender.entity
         if self._through(sender) is None:
             self.join(entity, entity.partition)
@@ -203,7 +203,7 @@ class Transaction:
     def request(
         self, entity: Entity, partition: int, name: str, queue: int, arguments: list[Any], reply: Reply
     ) -> None:
-        """Raises NotAllowed."""
+        """Ask the partition for an operation that is a part of the transaction. Raises NotAllowed."""
         self.join(entity, partition)
         self.post()
         begins, self._begins = self._begins, False
@@ -333,7 +333,7 @@ class Transactions:
         self._by_id[transaction.id] = transaction
 
     def find(self, transaction_id: bytes) -> Transaction:
-        """Raises TransactionUnknown."""
+        """Return the open transaction with this id. Raises TransactionUnknown."""
         transaction = self._by_id.get(transaction_id)
         if transaction is None:
             raise TransactionUnknown(error_texts.TRANSACTION_UNKNOWN)

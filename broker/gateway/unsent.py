@@ -61,7 +61,7 @@ class UnsentOutput:
             self.trim()
 
     def add_pieces(self, pieces: Sequence[bytes | memoryview]) -> None:
-        """As `add`, of an output in pieces of whole frames, of which there is at least one."""
+        """Add an output, as `add` does, in at least one piece, each of which has whole frames."""
         *others, last = pieces
         for piece in others:
             if self._has_deliveries:

@@ -49,7 +49,7 @@ class SocketConnection(WorkerConnection, asyncio.BufferedProtocol):
                     await asyncio.sleep(REFUSED_SECONDS)
 
     async def _connect(self) -> None:
-        """Raises OSError."""
+        """Connect to the worker's socket. Raises OSError."""
         await asyncio.get_running_loop().create_unix_connection(lambda: self, self.name)
 
     def _cannot_connect(self, error: OSError) -> None:

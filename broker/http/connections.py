@@ -72,7 +72,7 @@ def _request(make: Any, message: Any, content: StreamReader, connection: HttpCon
 
 
 class HttpServer(web.Server):
-    """As aiohttp's; `options` are those of its connections."""
+    """aiohttp's server with our connections; `options` are those of the connections."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, logger=FAULTS, **options)

@@ -94,7 +94,7 @@ class InnerSyphon:
         reports.close()
 
     async def _ports(self) -> Ports | None:
-        """Those of the broker, as soon as it serves. None if this process is to end before."""
+        """Return the ports of the broker as soon as it serves; None if this process is to end before."""
         while not self._is_stopping:
             if (ports := running_ports(self._settings.data_dir)) is not None:
                 return ports

@@ -61,7 +61,7 @@ class Consumers:
             return found
 
     def all(self) -> dict[str, dict[int, Progress]]:
-        """Those that have told something, and those for whom files are kept."""
+        """Return the progress of all consumers that have told any, or for which files are kept."""
         with self._lock:
             return {name: dict(self._progress.get(name, {})) for name in sorted({*self._progress, *self._held_for})}
 

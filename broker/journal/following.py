@@ -48,7 +48,7 @@ log = get_logger("journal")
 
 @dataclass(slots=True)
 class Counters:
-    """Of this process, since it was started."""
+    """What this process has counted since it was started."""
 
     rows: int = 0
     read_bytes: int = 0  # of payloads of frames that became rows
@@ -139,7 +139,7 @@ class Follower:
         self._queues = Queues(self._modes, read_names(self._directory))
 
     def close(self) -> None:
-        """Raises OSError."""
+        """Save the progress of the consumers, and close all files. Raises OSError."""
         self._consumers.save()
         for tail in self._tails.values():
             tail.close()
@@ -433,7 +433,7 @@ class _Batch:
         self._rows: dict[tuple[int, bytes], Rows] = {}
 
     def add(self, lsn: int, time_ms: int, changes: Any, events: Any, payload: bytes | memoryview | None) -> None:
-        """As `Rows.add`, of all partitions."""
+        """Add the rows of a turn, as `Rows.add` does, for all partitions."""
         follower = self._follower
         by_partition = dict(changes)
         for partition, store_id, hints in events:

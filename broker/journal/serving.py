@@ -135,7 +135,7 @@ class Serving:
             yield journal, max(0, journal.stable - max(read, journal.low))
 
     async def _consumer(self, request: web.BaseRequest, name: str) -> web.StreamResponse:
-        """Raises _Refused."""
+        """Take the progress of a consumer, or forget the consumer. Raises _Refused."""
         if request.method == "DELETE":
             if not self._consumers.forget(name):
                 raise _Refused(404, f"there is no consumer {name!r}")
@@ -148,7 +148,7 @@ class Serving:
         return web.json_response({})
 
     def _progress(self, text: bytes) -> dict[int, Progress]:
-        """Raises _Refused."""
+        """Read the progress of a consumer, by partition. Raises _Refused."""
         try:
             told = {
                 each["partition"]: Progress(bytes.fromhex(each["epoch"]), each["offset"])
@@ -170,7 +170,7 @@ class Serving:
         return told
 
     async def _rows(self, request: web.BaseRequest, asked: Range) -> web.StreamResponse:
-        """Raises WrongRequest, _Refused, OSError."""
+        """Stream the rows of a range. Raises WrongRequest, _Refused, OSError."""
         journal = self._journals().get(asked.partition)
         if journal is None or not journal.epoch:
             raise NoPartition(asked.partition)

@@ -28,7 +28,7 @@ def read_names(data_directory: Path) -> dict[int, str]:
 
 
 def write_names(data_directory: Path, names: dict[int, str]) -> None:
-    """Raises OSError."""
+    """Write the file of names, by entity id. Raises OSError."""
     write_file(data_directory / JOURNAL / "names", msgpack.packb(names))
 
 
@@ -47,6 +47,6 @@ def read_ends(data_directory: Path) -> dict[int, Reached]:
 
 
 def write_ends(data_directory: Path, ends: dict[int, Reached]) -> None:
-    """Raises OSError."""
+    """Write the file of ends, by partition. Raises OSError."""
     packed = {partition: [each.epoch, each.offset, *each.made] for partition, each in ends.items()}
     write_file(data_directory / JOURNAL / "ends", msgpack.packb(packed))

@@ -327,7 +327,7 @@ class RuleDescription(Frozen):
 
     @classmethod
     def of_document(cls, document: Mapping[str, Any]) -> Self:
-        """Raises ValueError if this version does not know the form of `document`."""
+        """Read a stored rule. Raises ValueError if this version does not know the form of `document`."""
         try:
             stored, action = dict(document["filter"]), document["action"]
             texts = stored.pop("texts", {})

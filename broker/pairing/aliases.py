@@ -94,7 +94,7 @@ def to_backlog(message: bytes, path: str) -> bytes:
 
 
 def batch_to_backlog(batch: bytes, path: str) -> bytes:
-    """As `to_backlog`, for a batch (`protocol.message.batches`). Raises LimitExceeded, too."""
+    """Alter each message of a batch (`protocol.message.batches`), as `to_backlog` does. Raises LimitExceeded, too."""
     return pack_batch(to_backlog(message, path) for message in unpack_batch(batch))
 
 

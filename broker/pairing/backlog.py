@@ -34,7 +34,7 @@ def namespace_name(host: str) -> str:
 
 
 def check_name(name: str) -> str:
-    """Raises InvalidPairing if this cannot be the primary's name in paths of queues."""
+    """Return `name`. Raises InvalidPairing if it cannot be the primary's name in paths of queues."""
     if not _NAME.fullmatch(name) or len(name) > MAX_NAME_CHARACTERS:
         raise InvalidPairing(
             f"the primary's name is {name[:MAX_NAME_CHARACTERS]!r}; it must be 1 to {MAX_NAME_CHARACTERS} letters, "

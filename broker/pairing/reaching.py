@@ -17,7 +17,10 @@ class SecondaryAway(InvalidPairing):
 
 
 async def connect_secondary(secondary: Namespace, timeout_s: float = CONNECT_SECONDS) -> Connection:
-    """Raises InvalidPairing if it refuses the key or is not trusted, SecondaryAway if it cannot be reached."""
+    """Connect to the secondary.
+
+    Raises InvalidPairing if it refuses the key or is not trusted, SecondaryAway if it cannot be reached.
+    """
     try:
         return await connect_to(secondary.target, tls=secondary.trust, timeout_s=timeout_s)
     except AuthenticationFailed as error:

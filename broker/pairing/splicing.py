@@ -53,7 +53,7 @@ class _Unusual(Exception):
 
 
 def restore(message: bytes, backlog: str, now_ms: int) -> Restored:
-    """As `broker.pairing.aliases.from_backlog`; fields of wrong types are for the primary to judge."""
+    """Restore a message, as `broker.pairing.aliases.from_backlog` does; the primary judges fields of wrong types."""
     try:
         return _spliced(message, backlog)
     except (_Unusual, NotRestorable, ProtocolError, IndexError, TypeError, ValueError, OverflowError):
@@ -136,7 +136,7 @@ def _spliced(message: bytes, backlog: str) -> Restored:
 
 
 def _content(message: bytes, at: int) -> tuple[int, int, int]:
-    """Of the list or map at `at`: where its values begin, their number, and its end."""
+    """Return where the values of the list or map at `at` begin, their number, and its end."""
     constructor = message[at]
     if constructor in (_LIST8, _MAP8):
         return at + 3, message[at + 2], at + 2 + message[at + 1]

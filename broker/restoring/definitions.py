@@ -102,7 +102,7 @@ class Definitions:
         return cls(settings.partitions, tuple(definitions(stores[0])), rules, "the configuration")
 
     def only(self, names: Collection[str]) -> Self:
-        """Those of these queues and topics, the latter with their subscriptions.
+        """Return the definitions of these queues and topics, the latter with their subscriptions.
 
         Raises UnknownEntity, ForwardsElsewhere.
         """

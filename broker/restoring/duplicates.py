@@ -32,7 +32,7 @@ class _Window(NamedTuple):
 
 
 class Windows:
-    """Of all entities. `stores` are by partition; they get what `add` finds."""
+    """The windows of all entities. `stores` are by partition; they get what `add` finds."""
 
     def __init__(self, entities: Iterable[Definition], stores: Mapping[int, Store], now_ms: int) -> None:
         """Windows that have ended by `now_ms` are left out."""

@@ -41,7 +41,7 @@ class Files(NamedTuple):
 
 @dataclass(frozen=True)
 class Steps:
-    """Those before the last one. `folder` is that of the work."""
+    """The steps before the last one. `folder` is that of the work."""
 
     url: str
     sieve: Sieve

@@ -144,7 +144,7 @@ class Action:
 
 
 def compile_action(expression: str, parameters: "Parameters | None" = None) -> Action:
-    """Raises RuleSyntaxError."""
+    """Compile an action. Raises RuleSyntaxError."""
     return Action(expression, parameters)
 
 
@@ -174,7 +174,7 @@ def _flaw(statements: Sequence["Statement"], compiler: "Compiler", expression: s
 
 
 def _require_chance(statement: "Statement", compiler: "Compiler") -> None:
-    """Raises Futile if the statement fails on every message."""
+    """Raise Futile if the statement fails on every message."""
     from broker.rules import tree
     from broker.rules.outcomes import Futile, Known, outcome, types_of, words
 

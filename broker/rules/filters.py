@@ -89,7 +89,7 @@ def load_language() -> None:
 
 
 def compile_filter(expression: str, parameters: "Parameters | None" = None) -> SqlFilter:
-    """Raises RuleSyntaxError."""
+    """Compile a filter. Raises RuleSyntaxError."""
     return SqlFilter(expression, parameters)
 
 

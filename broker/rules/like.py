@@ -26,7 +26,7 @@ _ANY: Final = "__"
 
 class Budget(Protocol):
     def spend(self, steps: int) -> None:
-        """Raises FilterError if there are not enough left."""
+        """Take so many steps from the budget. Raises FilterError if there are not enough left."""
 
 
 class _Segment(NamedTuple):
@@ -73,7 +73,7 @@ class Pattern:
         self._least = sum(len(segment) for segment in segments)
 
     def matches(self, text: str, budget: Budget) -> bool:
-        """Raises FilterError if it costs more than `budget` has."""
+        """Decide whether the whole text matches. Raises FilterError if that costs more than `budget` has."""
         if len(text) < self._least:
             return False
         first, last = self._first, self._last
@@ -92,7 +92,10 @@ class Pattern:
 
 @lru_cache(maxsize=1024)  # for patterns from messages; those in the text of a rule are compiled with the rule
 def like(pattern: str, escape: str | None = None) -> Pattern:
-    """Raises FilterError if `escape` is not one character, or escapes nothing at the pattern's end."""
+    """Compile a pattern of LIKE.
+
+    Raises FilterError if it is too long, or `escape` is not one character, or escapes nothing at the pattern's end.
+    """
     if escape is not None and len(escape) != 1:
         raise FilterError(f"ESCAPE takes one character, not {escape[:20]!r}")
     if len(pattern) > MAX_PATTERN:

@@ -105,7 +105,7 @@ class MessageView:
         return value
 
     def spend(self, steps: int) -> None:
-        """Raises FilterError if that is more than is left; then nothing is left."""
+        """Take so many steps from those left. Raises FilterError if they are too few; then nothing is left."""
         left = self.steps_left - steps
         if left >= 0:
             self.steps_left = left

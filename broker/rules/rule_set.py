@@ -132,7 +132,7 @@ class RuleSet:
         return (entry.rule for entry in self._subscriptions.get(subscription, {}).values())
 
     def add(self, subscription: Hashable, rule: Rule) -> None:
-        """Raises KeyError if the subscription has a rule of this name."""
+        """Add a rule. Raises KeyError if the subscription has a rule of this name."""
         rules = self._subscriptions.setdefault(subscription, {})
         if rule.name in rules:
             raise KeyError(rule.name)
@@ -165,7 +165,7 @@ class RuleSet:
         shape.by_key.setdefault(guard.key, {})[entry] = None
 
     def remove(self, subscription: Hashable, name: str) -> Rule:
-        """Raises KeyError if the subscription has no such rule."""
+        """Remove a rule, and return it. Raises KeyError if the subscription has no such rule."""
         rules = self._subscriptions[subscription]
         entry = rules.pop(name)
         self._forget(entry)

@@ -64,7 +64,7 @@ HEADERS: Final = {
 
 
 def parse_selector(text: str) -> Predicate:
-    """Raises RuleSyntaxError, SelectorNotSupported."""
+    """Parse a JMS selector. Raises RuleSyntaxError, SelectorNotSupported."""
     if len(text) > MAX_CHARACTERS:
         raise SelectorNotSupported(f"A selector has at most {MAX_CHARACTERS} characters, this one has {len(text)}.")
     result = parse(_parser(), text, "selector", MAX_CHARACTERS)
@@ -107,7 +107,7 @@ class _SelectorBuilder(Builder):
         return tree.In(found.at, found.depth, found.is_negated, found.value, items)
 
     def number(self, children: list[Any]) -> tree.Literal:
-        """As Java reads it: with a suffix for its type, and octal with a leading zero."""
+        """Read a number as Java does: with a suffix for its type, and octal with a leading zero."""
         [token] = children
         at, text = begin_of(token), token.lower()
         if text.startswith("0x"):

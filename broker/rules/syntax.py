@@ -27,7 +27,7 @@ RESERVED: Final = frozenset(
 
 
 def parse_filter(expression: str) -> Predicate:
-    """Raises RuleSyntaxError."""
+    """Parse a SQL filter. Raises RuleSyntaxError."""
     result = parse(_parser(), expression, "filter")
     assert isinstance(result, Predicate)
     return result

@@ -41,7 +41,7 @@ class Instant:
 
     @classmethod
     def from_ms(cls, ms: int) -> "Instant":
-        """Of milliseconds since 1970."""
+        """Make an instant from milliseconds since 1970."""
         return cls(EPOCH_TICKS + ms * TICKS_PER_MS)
 
     @property

@@ -76,7 +76,7 @@ _ahead: list[tuple[str, Copy]] = []  # their modules, in the order of `start_ahe
 
 
 def modules(command: str, guess: Guess) -> list[str]:
-    """Those of the processes that a command is likely to need: `serve`, `worker` or `gateway`."""
+    """Return the modules of the processes that a command (`serve`, `worker` or `gateway`) is likely to need."""
     if command == "serve" and guess.is_one_process:
         return ["broker.one_process"]
     observer = ["broker.observer"]

@@ -115,7 +115,7 @@ def run(loaded: "Loaded", part: Part, read_again: Callable[[], Settings]) -> int
 
 
 def _require(settings: Settings, part: Part) -> None:
-    """Raises ConfigurationError if a setting is missing that this part needs."""
+    """Check the settings for this part. Raises ConfigurationError if one is missing, or is for another part."""
     cluster = settings.cluster
     if part is Part.ALL:
         places = ("workers", "owned", "listen", "journals", "journal_listen")

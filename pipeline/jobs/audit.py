@@ -116,7 +116,7 @@ def audit(
 
 
 def parsed_cut(text: str) -> dict[tuple[int, str | None], int]:
-    """Of JSON {"partition" or "partition/epoch": offset}, or of a file with it."""
+    """Read a cut: JSON {"partition" or "partition/epoch": offset}, or "@" and the path of a file with it."""
     try:
         given = json.loads(Path(text[1:]).read_text() if text.startswith("@") else text)
         cut: dict[tuple[int, str | None], int] = {}
@@ -293,7 +293,7 @@ def _told(broker: Endpoint, consumer: str) -> dict[tuple[int, str], int]:
 def _damaged_bodies(
     spark: SparkSession, source: Source, cut: Mapping[tuple[int, str | None], int] | None, before: Before | None
 ) -> DataFrame:
-    """Raises LedgerError, DamagedLedger."""
+    """Find the messages up to the cut whose bodies are damaged. Raises LedgerError, DamagedLedger."""
     rows = normalized(source.rows(spark, "messages", None if before is None else before.ends()))
     rows = until(rows, cut)
     return bodies.damaged(rows if before is None else before.following(rows))

@@ -63,7 +63,7 @@ class Manifest(NamedTuple):
         return f"{told}; the newest entry of its manifest is {minutes:,} {plural(minutes, 'minute')} old"
 
     def files(self, table: TableName, behind: Mapping[tuple[int, str], int] | None = None) -> list[DataFile]:
-        """Those of a table that count, oldest hour first.
+        """Return the files of a table that count, oldest hour first.
 
         `behind`: without those that have no rows behind these offsets, by partition and epoch; but for one, so that
         there are columns.
@@ -75,7 +75,7 @@ class Manifest(NamedTuple):
         return [file for file in found if _has_rows_behind(file, behind)] or found[-1:]
 
     def uris(self, spark: SparkSession, wanted: Sequence[DataFile]) -> list[str]:
-        """Of files that are whole, where Spark finds them. Raises DamagedLedger."""
+        """Check that these files are whole, and return where Spark finds them. Raises DamagedLedger."""
         check = partial(_damage, self.url)
         if damage := next((each for each in _on_all(spark, check, wanted) if each is not None), None):
             raise DamagedLedger(damage)
@@ -96,7 +96,7 @@ def _on_all(
 
 
 def _damage(url: str, file: DataFile) -> str | None:
-    """Raises OSError."""
+    """Say how the file is damaged; None if it is whole. Raises OSError."""
     try:
         files.require_whole(Place.of(url), file)
     except DamagedFile as error:

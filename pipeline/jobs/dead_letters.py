@@ -118,10 +118,10 @@ def _origins(dead: DataFrame, ledger: DataFrame) -> DataFrame:
 
 
 def _of_places(rows: DataFrame, places: DataFrame) -> DataFrame:
-    """Of many rows, those whose place (_FIRST) is one of `places`; some others may be among them. All of them if there
-    are so many places that to hold them in memory costs more than to sort the rows.
+    """Return the rows whose place (_FIRST) is one of `places`, and maybe some others.
 
-    Where the rows are read, only a hash of each place is compared, so that no others are moved between tasks.
+    All rows come back if there are so many places that holding them in memory costs more than sorting the rows. Where
+    the rows are read, only a hash of each place is compared, so that no others are moved between tasks.
     """
     if places.count() > MAX_HASHES:
         return rows

@@ -174,7 +174,7 @@ def _row(each: Drained) -> tuple[Any, ...]:
 
 
 async def _there(secondary: Access, queues: Sequence[str]) -> list[str]:
-    """Those of the queues that exist."""
+    """Return those of the queues that exist."""
     target = secondary.connection_string()
     found = []
     trust = secondary.trust() if target.tls else None

@@ -26,8 +26,8 @@ _SHOWN_ENTITIES, _DRAWN_ENTITIES = 20, 12
 
 
 def waits(ledger: DataFrame, sub_queues: Sequence[str] = ("active",)) -> DataFrame:
-    """Of each message that was enqueued and delivered or completed: `namespace`, `entity`, `hour`, `measure`,
-    `wait_ms`.
+    """Return the wait of each message that was enqueued and delivered or completed: `namespace`, `entity`, `hour`,
+    `measure`, `wait_ms`.
 
     A clock that was set back between the two rows makes no negative wait, but 0.
     """
@@ -90,7 +90,7 @@ def _position(share: float, count: Column) -> Column:
 
 
 def _at(rank: Column) -> Column:
-    """Of a group, the wait of this rank."""
+    """Aggregate a group to the wait of this rank."""
     return F.max(F.when(F.col("rank") == rank, F.col("wait_ms")))
 
 

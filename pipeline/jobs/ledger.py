@@ -88,7 +88,7 @@ class Source(NamedTuple):
 
     @classmethod
     def at(cls, path: str) -> Self:
-        """Raises LedgerError, DamagedLedger."""
+        """Open the ledger at `path`. Raises LedgerError, DamagedLedger."""
         try:
             return cls(path, Manifest.at(path))
         except NoCapture as error:

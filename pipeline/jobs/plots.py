@@ -185,8 +185,9 @@ def _few_parts(counts: Mapping[str, Mapping[str, float]]) -> tuple[dict[str, dic
 
 
 def _tick_powers(axis: Any, unit: str) -> None:
-    """Of a logarithmic axis: label 1, 10, 100, ..., and 2 and 5 times these if they are few, or round numbers; of
-    milliseconds those that people say.
+    """Label a logarithmic axis with 1, 10, 100, ..., and 2 and 5 times these if they are few, or with round numbers.
+
+    Milliseconds get the durations that people say.
     """
     low, high = sorted(axis.get_view_interval())
     if unit == _MS:
@@ -206,7 +207,7 @@ def _tick_powers(axis: Any, unit: str) -> None:
 
 
 def _apart(ticks: Sequence[float], factor: float) -> list[float]:
-    """Those of the rising ticks of which each is at least so many times the one before, so that labels have room."""
+    """Return those of the rising ticks that are at least `factor` times the one before, so that labels have room."""
     found: list[float] = []
     for each in ticks:
         if not found or each >= found[-1] * factor:

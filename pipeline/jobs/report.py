@@ -109,7 +109,7 @@ def counted(count: int, one: str, many: str = "") -> str:
 
 
 def labels(places: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """Of namespaces and entities: the entity alone, or with its namespace where there are several of these."""
+    """Label each namespace and entity: by the entity alone, or with its namespace where there are several of these."""
     found = list(places)
     several = len({namespace for namespace, _ in found}) > 1
     return {place: f"{place[1]} ({place[0]})" if several else place[1] for place in found}

@@ -286,7 +286,7 @@ def _differs(name: str) -> Any:
 
 
 def _samples(plan: DataFrame, most: int) -> list[Row]:
-    """Of what is sent, and of what is not: at most so many of each."""
+    """Return some rows that are sent and some that are not: at most so many of each."""
     columns = [*_KEPT, "before", *REPAIRABLE, "id", "isValid", "problem"]
     parts = [
         plan.filter(each).select(*columns).orderBy("sequenceNumber").head(most) for each in ("isValid", "!isValid")

@@ -50,7 +50,7 @@ class Prices(NamedTuple):
 
 
 def parsed_prices(path: str) -> Prices:
-    """Of a TOML file. Raises ArgumentTypeError that names the key."""
+    """Read prices from a TOML file. Raises ArgumentTypeError that names the key."""
     try:
         given = tomllib.loads(Path(path).read_text())
     except (OSError, ValueError) as error:

@@ -45,7 +45,7 @@ class NumbersAsOf(NumberRange):
 
 @dataclass
 class Changes:
-    """Of one queue: the lowest number that has come, by fragment; and those that went, with how."""
+    """What changed in one queue: the lowest number that has come, by fragment; and which went, and how."""
 
     came: dict[int, int] = field(default_factory=dict)
     went: dict[int, str] = field(default_factory=dict)
@@ -74,7 +74,7 @@ def narrowed(found: Iterable[NumberRange], changes: Changes) -> list[NumberRange
 
 
 class AsOfReader(BrowseReader):
-    """Raises what the client of the journal raises, and BrowseFailed."""
+    """The reader of a queue as it was. Its methods raise what the client of the journal raises, and BrowseFailed."""
 
     def __init__(self, options: BrowseOptions, schema: StructType) -> None:
         super().__init__(options, schema)

@@ -58,7 +58,7 @@ class BrowseReader(DataSourceReader):
         self._first, self._last = 0, MAX_NUMBER
 
     def partitions(self) -> list[NumberRange]:
-        """Raises BrowseFailed."""
+        """Return the ranges of numbers to read, one for each task. Raises BrowseFailed."""
         found = run(self._ranges(), self._options.address)
         wanted = [
             NumberRange(max(each.first, self._first), min(each.last, self._last))
@@ -147,7 +147,7 @@ class FilteringBrowseReader(BrowseReader):
 
 
 async def connected(access: Access) -> Connection:
-    """Raises ClientError, TimeoutError, InvalidOption."""
+    """Connect to the broker. Raises ClientError, TimeoutError, InvalidOption."""
     target = access.connection_string()
     return await connect_to(target, tls=access.trust_of(tls=target.tls), timeout_s=TIMEOUT_S)
 

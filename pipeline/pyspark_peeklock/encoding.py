@@ -157,7 +157,7 @@ def _checks(columns: dict[str, pa.Array]) -> Iterator[tuple[pa.Array, str, str]]
 
 
 def _unfit_messages(whole: pa.Array) -> dict[int, Unfit]:
-    """Those that a broker would refuse by what they are; where they go to may want more of them."""
+    """Find, by row, messages that any broker would refuse; the one that gets them may ask for more."""
     found = {}
     for row, message in enumerate(whole.to_pylist()):
         if message is None:
@@ -247,7 +247,7 @@ def _properties(columns: dict[str, pa.Array]) -> Any:
 
 
 def _application_properties(column: pa.Array) -> Any:
-    """Of a map of strings. All entries are encoded at once; a row's are then a range of their buffer."""
+    """Encode a column of maps of strings. All entries are encoded at once; a row's are then a range of their buffer."""
     keys, values, starts = _entries(column)
     entries = _joined(_field(keys, _STRING), _field(values, _STRING))
     _, offsets, data = entries.buffers()

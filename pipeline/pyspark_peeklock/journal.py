@@ -111,7 +111,7 @@ class _Journal:
         states: dict[int, PartitionState],
         captured: Captured = NOTHING_CAPTURED,
     ) -> Position:
-        """As `given_offsets`."""
+        """Return what `given_offsets` does; ask the journal anew if an offset seems to be behind its end."""
         try:
             return given_offsets(option, text, states, captured)
         except BehindEnd:  # as above

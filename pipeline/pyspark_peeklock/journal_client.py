@@ -135,7 +135,7 @@ class JournalClient:
         return told_of(self._overview("/$journal"), consumer)
 
     def _overview(self, path: str) -> Any:
-        """Raises JournalRefused, JournalUnreachable or InvalidOption."""
+        """Ask until an overview comes. Raises JournalRefused, JournalUnreachable or InvalidOption."""
         patience = _Patience(self._endpoint.retry_timeout_s)
         while True:
             try:
@@ -205,7 +205,7 @@ class JournalClient:
                 patience.wait(None, f"partition {wanted.partition} from offset {at}")
 
     def _fail_for(self, damaged: pa.RecordBatch, wanted: OffsetRange, at: int, *, is_whole: bool) -> None:
-        """Raises JournalDamaged, or _Cut if the rows can be read after all; `damaged` is the row in their place."""
+        """Raise JournalDamaged, or _Cut if the rows can be read after all; `damaged` is the row in their place."""
         self.close()
         row = damaged.select(["journalOffset", "description"]).to_pylist()[0]
         if row["journalOffset"] is None or not at <= row["journalOffset"] < wanted.end:
@@ -266,7 +266,7 @@ class _Patience:
         return self._clock() - self._since > self._timeout_s
 
     def wait(self, error: Exception | None, what: str) -> None:
-        """Raises JournalUnreachable when there was no success for too long."""
+        """Pause before the next try. Raises JournalUnreachable when there was no success for too long."""
         if self.is_over:
             text = f"{what}: nothing has come for {self._timeout_s:.0f} s (retryTimeoutSeconds)"
             raise JournalUnreachable(f"{text}; the last error: {error or 'an answer without rows'}") from error
@@ -313,7 +313,7 @@ class _Body(io.RawIOBase):
         return octets
 
     def finish(self) -> None:
-        """Raises _Cut if the stream was cut off, also where one batch ends: that alone looks like an end."""
+        """Read the rest. Raises _Cut if the stream was cut off, also between batches: that alone looks like an end."""
         self.read()
         if self._tail != _END_OF_STREAM:
             raise _Cut("the answer was cut off")
@@ -370,7 +370,7 @@ def _details(said: bytes) -> dict[str, Any]:
 
 
 def _detail(text: str) -> str:
-    """Of an error of the service, which is XML, what is for users; else all of it."""
+    """Return what an error of the service, which is XML, says for users; any other text stays whole."""
     found = _DETAIL.search(text)
     return text if found is None else html.unescape(found[1])
 

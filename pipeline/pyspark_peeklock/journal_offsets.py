@@ -234,7 +234,7 @@ def _reason(lost: OffsetRange, state: PartitionState | None) -> Exception:
 
 
 def check_written(found: Position, states: Mapping[int, PartitionState]) -> None:
-    """Raises JournalTooShort for a place that the journal has not written, in the epoch that it has now."""
+    """Raise JournalTooShort for a place that the journal has not written, in the epoch that it has now."""
     for number, (epoch, offset) in places(found).items():
         state = states.get(number)
         if state is not None and state.epoch == epoch and offset > state.stable:

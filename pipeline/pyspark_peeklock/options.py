@@ -135,7 +135,7 @@ class Options:
                 _check_text(_KNOWN[name], value)
 
     def check(self, use: Use) -> None:
-        """Raises InvalidOption for an option that does not count there: else it would be ignored without a word."""
+        """Raise InvalidOption for an option that does not count there: else it would be ignored without a word."""
         for name in self._values:
             uses = _USES.get(name)
             if uses is not None and use not in uses and self.text(name) is not None:
@@ -174,7 +174,7 @@ class Options:
 
 
 def _check_text(name: str, value: str) -> None:
-    """Raises InvalidOption for what no option may be."""
+    """Raise InvalidOption for a text that no option may have."""
     if not value.strip():
         raise InvalidOption(f"option '{name}' is empty: give it a value, or leave it out")
     if "\0" in value or not _is_unicode(value):
@@ -202,7 +202,7 @@ class Access:
         return cls(path, options.text("caFile"))
 
     def connection_string(self) -> ConnectionString:
-        """Raises InvalidOption; its text has nothing of the file's content."""
+        """Read the connection string from its file. Raises InvalidOption, whose text has nothing of the content."""
         try:
             return ConnectionString.parse(Path(self.connection_string_file).read_text())
         except OSError as error:
@@ -394,7 +394,7 @@ def _one_of(options: Options, *names: str) -> str | None:
 
 
 def _times(options: Options, which: Literal["starting", "ending"]) -> Times | None:
-    """Of `startingTimestamp` or `startingOffsetsByTimestamp`; or those for the end."""
+    """Read `startingTimestamp` or `startingOffsetsByTimestamp`, or those for the end; None if neither is given."""
     of_all, by_partition = f"{which}Timestamp", f"{which}OffsetsByTimestamp"
     given = _one_of(options, of_all, by_partition, f"{which}Offsets")
     if given == of_all:
@@ -421,7 +421,7 @@ _UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "
 
 
 def _seconds(name: str, text: str) -> float:
-    """Of a span as Spark writes it, such as 15m."""
+    """Read a span as Spark writes it, such as 15m, in seconds."""
     found = re.fullmatch(r"([0-9]{1,9})\s*(ms|s|m|min|h|d)", text.lower())
     if found is None:
         raise InvalidOption(f"option '{name}' may be a span such as 500ms, 30s, 15m or 1h, not {text[:100]!r}")
@@ -444,7 +444,7 @@ def _consumer(name: str | None) -> str | None:
 
 
 def _capture_path(url: str | None) -> str | None:
-    """As pyarrow calls it, where Hadoop has another name; a path is absolute, because executors run elsewhere."""
+    """Return the URL by pyarrow's name of its scheme, or a path made absolute: executors run elsewhere."""
     if url is None:
         return None
     if re.match(r"[^/]*://[^/@]*:[^/@]*@", url):
@@ -456,7 +456,7 @@ def _capture_path(url: str | None) -> str | None:
 
 
 def _instant(name: str, text: str) -> datetime:
-    """Of ISO 8601, or of milliseconds since 1970."""
+    """Read an instant in ISO 8601, or in milliseconds since 1970."""
     try:
         if text.isascii() and text.isdigit():
             return datetime.fromtimestamp(int(text) / 1000, UTC)

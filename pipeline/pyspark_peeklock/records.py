@@ -34,7 +34,7 @@ _DATA: Final = b"\x00\x53\x75"
 
 
 def arrays_of(stored: pa.Array, wanted: frozenset[str], states: Sequence[int] = ()) -> dict[str, pa.Array]:
-    """As `columns_of`, of an array of binaries."""
+    """Return what `columns_of` does, for an array of binaries."""
     if extension is None or not len(stored):
         return _arrays(columns_of(stored.to_pylist(), wanted, states))
     is_state = np.zeros(len(stored), np.bool_)
@@ -85,8 +85,10 @@ def _array(kind: pa.DataType, rows: int, buffers: Any, children: Any = None) -> 
 def columns_of(
     stored: Sequence[bytes | None], wanted: frozenset[str], states: Sequence[int] = ()
 ) -> dict[str, list[Any]]:
-    """Those of COLUMNS that are wanted; null where there is no record. At the places of `states` is no record of a
-    message, but the state of a session, which is a body as it is. Raises JournalRefused for a broken record.
+    """Return those of COLUMNS that are wanted; null where there is no record.
+
+    The places of `states` have the state of a session, which is a body as it is, in place of a message's record. Raises
+    JournalRefused for a broken record.
     """
     records = stored
     if states:

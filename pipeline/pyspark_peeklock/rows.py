@@ -71,7 +71,7 @@ SCHEMA: Final = StructType([StructField(name, kind) for name, kind in _COLUMNS.i
 
 
 def check_schema(schema: StructType) -> None:
-    """Raises UnfitSchema if a user's schema has a column that is not ours, or one of another type."""
+    """Check a user's schema. Raises UnfitSchema if it has a column that is not ours, or one of another type."""
     for field in schema.fields:
         kind = _COLUMNS.get(field.name)
         if kind is None:

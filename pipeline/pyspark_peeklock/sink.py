@@ -109,7 +109,7 @@ class BatchWriter(_Sending, DataSourceArrowWriter):
 
 class StreamWriter(_Sending, DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Accepted:
-        """As that of the batch writer."""
+        """Send the rows, as the batch writer does."""
         return self._send(iterator, _of_query() if self._options.is_id_from_position else None)
 
     def commit(self, messages: list[Any], batchId: int) -> None:  # noqa: N803 - Spark's name

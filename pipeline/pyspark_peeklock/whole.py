@@ -37,8 +37,9 @@ class Field(IntEnum):
 
 
 def messages_of(batch: pa.RecordBatch, states: Sequence[int] = ()) -> pa.Array:
-    """Of rows with the columns NEEDED; null where a row brings no message. At the places of `states` is the state of a
-    session, which is none. Raises JournalRefused for a broken record.
+    """Make messages of rows with the columns NEEDED; null where a row brings none.
+
+    The places of `states` have the state of a session, which is no message. Raises JournalRefused for a broken record.
     """
     columns = [batch.column(batch.schema.get_field_index(name)).to_pylist() for name in sorted(NEEDED)]
     without = frozenset(states)

@@ -53,9 +53,9 @@ async def last_numbers(management: Management) -> dict[int, int]:
 
 
 async def highest(first_from: Callable[[int], Awaitable[int | None]]) -> dict[int, int]:
-    """As `last_numbers`. `first_from` gives the lowest number that is not below its argument.
+    """Find the last numbers, as `last_numbers` does; `first_from` gives the lowest number not below its argument.
 
-    A search, in twice as many steps for each fragment as its numbers have bits.
+    This is a search, in twice as many steps for each fragment as its numbers have bits.
     """
     found: dict[int, int] = {}
     number = await first_from(0)

@@ -203,7 +203,7 @@ class Connection(asyncio.Protocol):
         return await self._attach_session(address, session_id, 0.0)
 
     async def accept_next_session(self, address: str, wait_s: float) -> SessionReceiver | None:
-        """As `accept_session`, of any session that has messages and no receiver; None if there is none in `wait_s`."""
+        """Accept any session that has messages and no receiver; None if there is none in `wait_s`."""
         try:
             return await self._attach_session(address, None, wait_s)
         except LinkDetached as error:

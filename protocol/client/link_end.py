@@ -62,7 +62,7 @@ class LinkEnd:
         await self.close()
 
     def check(self) -> None:
-        """Raises the reason why the link ended, if it has."""
+        """Raise the reason why the link ended, if it has."""
         if self.error is not None:
             raise self.error.again()
 

@@ -243,7 +243,7 @@ class Received:
         return uuid_of(self.tag)
 
     def message(self) -> Message:
-        """Raises DecodeError or LimitExceeded."""
+        """Decode the message. Raises DecodeError or LimitExceeded."""
         return Message.decode(self.payload)
 
     def take_delivery(self) -> Delivery:

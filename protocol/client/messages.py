@@ -61,7 +61,7 @@ class Message:
         return result
 
     def encode(self) -> bytes:
-        """Raises TypeError or ValueError for a value that has no AMQP encoding."""
+        """Encode the message. Raises TypeError or ValueError for a value that has no AMQP encoding."""
         return b"".join(
             (
                 self.header(),

@@ -242,7 +242,7 @@ class Management:
     async def request_of_peeklock(
         self, operation: str, body: Mapping[str, Any] | None = None, timeout_s: float | None = None
     ) -> dict[str, Any]:
-        """As `request`, of an operation that other servers do not have. Raises NeedsPeeklock from one of these."""
+        """Request, as `request` does, an operation of Peeklock alone. Raises NeedsPeeklock for another server."""
         try:
             return await self.request(operation, body, timeout_s)
         except RequestFailed as error:
@@ -283,7 +283,7 @@ class Management:
         return [int(until) for until in answer["expirations"]]
 
     async def renew_session_lock(self, session_id: str) -> int:
-        """Of a session that this connection has accepted: the new end of its lock, in Unix milliseconds."""
+        """Renew the lock of a session that this connection has accepted; return its new end in Unix milliseconds."""
         return int((await self.request("com.microsoft:renew-session-lock", {"session-id": session_id}))["expiration"])
 
     async def schedule(self, messages: Sequence[Message]) -> list[int]:
@@ -310,7 +310,7 @@ class Management:
     async def receive_deferred(
         self, sequence_numbers: Sequence[int], session_id: str | None = None, *, active: bool = False
     ) -> list[tuple[UUID, bytes]]:
-        """As `lock_deferred`: the tokens of the locks, with the encoded messages."""
+        """Lock deferred messages, as `lock_deferred` does; return the lock tokens with the encoded messages."""
         body: dict[str, Any] = {
             "sequence-numbers": array(Long, sequence_numbers),
             "receiver-settle-mode": UInt(1),

@@ -352,7 +352,7 @@ def annotations(
 
 
 def delivery_annotations(message: bytes, at: int, end: int, count: int) -> tuple[bytes | None, int]:
-    """As `annotations`, for delivery annotations, of which the broker itself needs none."""
+    """Read delivery annotations, as `annotations` does; the broker itself needs none of them."""
     return annotations(message, at, end, count, {}, _DELIVERY_ANNOTATIONS)
 
 

@@ -18,7 +18,7 @@ EXTENSION = "protocol/_native.abi3.so"
 
 
 def compile_extension() -> None:
-    """Raises setuptools' errors if there is no C compiler, or no Python.h."""
+    """Compile the extension. Raises setuptools' errors if there is no C compiler, or no Python.h."""
     extension = Extension(
         "protocol._native",
         sorted(str(path.relative_to(ROOT)) for path in HERE.glob("*.c")),

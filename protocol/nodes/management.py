@@ -238,7 +238,7 @@ def operation_of(request: Request) -> str | None:
 
 
 def parse(request: Request) -> Call:
-    """Raises a ManagementError."""
+    """Read a request. Raises a ManagementError."""
     properties = request.properties
     operation = operation_of(request)
     if operation is None:

@@ -98,7 +98,7 @@ class Token(NamedTuple):
 
 
 def parse(token: str) -> Token:
-    """Raises MalformedToken."""
+    """Read the fields of a token, and verify nothing. Raises MalformedToken."""
     if len(token) > MAX_TOKEN_CHARACTERS:
         raise MalformedToken(f"The token is longer than {MAX_TOKEN_CHARACTERS} characters.")
     if not token.startswith(PREFIX):

@@ -306,7 +306,7 @@ class Chain:
         self._place.write(f"{FOLDER}/claim-{self._own.suffix}", json.dumps(who).encode())
 
     def check(self) -> None:
-        """Raises Superseded if another writer has taken over."""
+        """Raise Superseded if another writer has taken over."""
         greater = max(names(self._place).claims, default=self._own)
         if greater > self._own:
             raise Superseded(f"another capture has taken over {self._place.url}: {_told(self._claim_of(greater))}")

@@ -16,7 +16,7 @@ from storage.capture.tables import HOUR_US
 
 
 def cuts(place: Place, captured: Captured, until: datetime | None) -> tuple[dict[int, Cut], list[str]]:
-    """Of each partition the epoch that began last before the cut; and what is missing for that, for users.
+    """Return for each partition the epoch that began last before the cut; and for users, what is missing for that.
 
     `until`: with a time zone; None is the end of what is captured. Raises DamagedFile, OSError.
     """

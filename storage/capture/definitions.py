@@ -45,7 +45,7 @@ def keep(place: Place, document: dict[str, Any], now_ms: int) -> bool:
 
 
 def read(place: Place, file: Kept, namespace: str) -> dict[str, Any]:
-    """Raises DamagedFile, AnotherNamespace, OSError."""
+    """Read and check a file of definitions. Raises DamagedFile, AnotherNamespace, OSError."""
     where = place.uri(file.path)
     try:
         content = place.read(file.path).to_pybytes()

@@ -118,7 +118,7 @@ class Group:
         self._file = file
 
     def read(self, columns: Sequence[str]) -> pa.Table:
-        """Raises DamagedFile, OSError."""
+        """Read these columns of the row group. Raises DamagedFile, OSError."""
         with _damage(self._place, self._file):
             return self._parquet.read_row_group(self._number, list(columns), use_threads=False)
         raise AssertionError("the block above returns or raises")
@@ -182,7 +182,7 @@ def _table(
 
 
 def _require_columns(place: Place, file: DataFile, source: pa.NativeFile) -> None:
-    """Raises DamagedFile, and what pyarrow raises of a file that is no Parquet."""
+    """Check the columns of a file. Raises DamagedFile, and what pyarrow raises for a file that is not Parquet."""
     if not pq.read_schema(source).equals(SCHEMAS[file.table]):
         raise DamagedFile(place.uri(file.path), f"has other columns than the table {file.table}")
     source.seek(0)
@@ -190,7 +190,7 @@ def _require_columns(place: Place, file: DataFile, source: pa.NativeFile) -> Non
 
 @contextmanager
 def _damage(place: Place, file: DataFile) -> Iterator[None]:
-    """Raises DamagedFile for what pyarrow raises of content; else OSError."""
+    """Raise DamagedFile in place of what pyarrow raises for damaged content. OSErrors of the file system stay."""
     try:
         yield
     except (pa.ArrowException, UnicodeDecodeError) as error:  # the latter of a column's name

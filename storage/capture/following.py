@@ -29,7 +29,7 @@ TURN_ROWS: Final = 256 << 10  # of one partition, until the next has its turn
 
 @dataclass(slots=True)
 class Counters:
-    """Of this process. `lag_rows` are those that the journal had at the last look and that are not in files."""
+    """What this process has counted. `lag_rows` are those of the journal at the last look that no file has yet."""
 
     rows: int = 0
     files: int = 0

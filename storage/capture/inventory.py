@@ -26,8 +26,10 @@ class Span(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """Of one partition in one epoch: offsets from `first` to before `next`. All are captured but those in `gaps`, which
-    were lost before. Spans ascend, and do not touch."""
+    """What should be captured of one partition in one epoch: offsets from `first` to before `next`.
+
+    All are captured but those in `gaps`, which were lost before. Spans ascend, and do not touch.
+    """
 
     partition: int
     epoch: str

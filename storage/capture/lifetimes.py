@@ -238,7 +238,7 @@ def _ended(moves: pa.Table, ends: Iterable[Kind]) -> pa.Array:
 
 
 def _last(states: pa.Table) -> pa.Table:
-    """Of each session the last row."""
+    """Return the last row of each session."""
     by = [name for name in _SESSIONS.names if name != "id"]
     found = states.group_by(by, use_threads=False).aggregate([("id", "max")])
     return found.rename_columns({"id_max": "id"}).select(_SESSIONS.names)

@@ -115,7 +115,7 @@ class Place:
         self._file_system.move(f"{where}{PARTIAL}", str(where))
 
     def read(self, path: str) -> pa.Buffer:
-        """Raises OSError; FileNotFoundError if it is not there."""
+        """Read a file. Raises OSError; FileNotFoundError if it is not there."""
         with self._file_system.open_input_stream(self._at(path)) as stream:
             return stream.read_buffer()
 
@@ -136,14 +136,14 @@ class Place:
         return self._file_system.open_input_file(self._at(path))
 
     def files(self, folder: str) -> Iterator[Stored]:
-        """Those in it and below it, in no order; none if there is no such folder. Raises OSError."""
+        """Yield the files in the folder and below it, in no order; none if there is no such folder. Raises OSError."""
         selector = fs.FileSelector(self._at(folder), recursive=True, allow_not_found=True)
         for info in self._file_system.get_file_info(selector):
             if info.type is fs.FileType.File:
                 yield Stored(info.path[len(self._root) + 1 :], info.size, info.mtime_ns / 1e9)
 
     def delete(self, path: str) -> None:
-        """Raises OSError; FileNotFoundError if it is not there."""
+        """Delete a file. Raises OSError; FileNotFoundError if it is not there."""
         self._file_system.delete_file(self._at(path))
 
     def uri(self, path: str) -> str:

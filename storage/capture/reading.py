@@ -41,14 +41,14 @@ class Captured:
     """
 
     def __init__(self, place: Place) -> None:
-        """Raises DamagedManifest, OSError."""
+        """Read the manifest. Raises DamagedManifest, OSError."""
         self._place = place
         self._state: State | None = None
         self._whole: set[str] = set()  # paths of files whose checksums were compared
         self.refresh()
 
     def refresh(self) -> None:
-        """Raises DamagedManifest, OSError."""
+        """Read the manifest again. Raises DamagedManifest, OSError."""
         self._state = load_captured(self._place)
 
     @property
@@ -207,7 +207,7 @@ class Captured:
 
 
 def captured(url: str) -> Captured:
-    """Raises InvalidPlace, DamagedManifest, OSError."""
+    """Read what is captured at the URL. Raises InvalidPlace, DamagedManifest, OSError."""
     return Captured(Place.of(url))
 
 

@@ -114,7 +114,7 @@ class Rebuilt:
 
 
 class Rebuilder:
-    """Of one partition. `store` has nothing but definitions."""
+    """The rebuilding of one partition. At first, `store` has nothing but definitions."""
 
     def __init__(self, store: Store, partition: int, entities: Entities, survey: Survey) -> None:
         self._store = store

@@ -91,7 +91,7 @@ class Work:
         sync_file(path)
 
     def batches(self, name: str) -> "pa.ipc.RecordBatchFileReader":
-        """Of a file; only those that are asked for are read. Raises OSError."""
+        """Open a file of batches, which are read only when they are asked for. Raises OSError."""
         return pa.ipc.open_file(pa.memory_map(str(self.path(name))))
 
     def path(self, name: str) -> Path:
@@ -242,7 +242,7 @@ def _of_partition(run: Sequence[DataFile], partition: int, what: str, work: Work
 
 
 class Offsets:
-    """Those of a partition that matter, ascending, in a file that is mapped."""
+    """The offsets of a partition that matter, ascending, in a file that is mapped."""
 
     def __init__(self, work: Work, partition: int) -> None:
         path = self._path(work, partition)
@@ -260,7 +260,7 @@ class Offsets:
         return work.folder / f"chosen-{partition}.offsets"
 
     def between(self, first: int, last: int) -> pa.Array:
-        """Those from first to last."""
+        """Return the offsets from first to last, both included."""
         begin, end = bisect_left(self._numbers, first), bisect_left(self._numbers, last + 1)
         return pa.Array.from_buffers(pa.int64(), end - begin, [None, self._content.slice(begin * 8, (end - begin) * 8)])
 
@@ -379,7 +379,7 @@ class _Bodies:
         )
 
     def between(self, first: int, last: int) -> pa.Table:
-        """Those of these offsets, in no order."""
+        """Return the bodies with the offsets from first to last, in no order."""
         while self._batches and self._batches[0][1] < first:
             del self._batches[0]
         found = []

@@ -40,7 +40,7 @@ class Told(NamedTuple):
 
 class RowSource(Protocol):
     def extents(self) -> Extents:
-        """Raises SourceFailed, SourceRefused."""
+        """Return which rows the source has. Raises SourceFailed, SourceRefused."""
 
     def rows(self, partition: int, epoch: str, first: int, end: int) -> Generator[pa.RecordBatch, None, None]:
         """Rows of the offsets first <= offset < end, in order, with the columns of SCHEMA. May end before `end`;

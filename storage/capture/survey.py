@@ -36,7 +36,7 @@ _COPIES: Final = "/subscriptions/"
 
 
 class QueueName(NamedTuple):
-    """Of one queue of an entity, in lower case."""
+    """The name of one queue of an entity, in lower case."""
 
     entity: str
     sub_queue: str

@@ -54,7 +54,7 @@ class Part(NamedTuple):
 
 
 def check_rows(batch: pa.RecordBatch, partition: int, first: int) -> None:
-    """Raises ForeignRows if these are not the rows of the partition from the offset `first` on."""
+    """Check a batch. Raises ForeignRows if it has not the rows of the partition from the offset `first` on."""
     if not batch.schema.equals(SCHEMA):
         fields = [field for field in batch.schema if field not in SCHEMA] or [
             field for field in SCHEMA if field not in batch.schema

@@ -158,7 +158,7 @@ class CaptureWriter:
         return tuple(written)
 
     def append(self, entry: Entry) -> None:
-        """Raises Superseded, OSError."""
+        """Append an entry to the manifest. Raises Superseded, OSError."""
         self.chain.append(entry)
 
     def close(self) -> None:
@@ -167,7 +167,7 @@ class CaptureWriter:
 
 
 def _first_offset(batch: pa.RecordBatch) -> int:
-    """Raises ForeignRows."""
+    """Return the offset of the first row. Raises ForeignRows."""
     at = batch.schema.get_field_index("journalOffset")
     first = batch.column(at)[0].as_py() if at >= 0 else None
     if not isinstance(first, int) or first < 0:

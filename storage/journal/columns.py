@@ -64,11 +64,11 @@ class PlainColumns:
         self._counts += [None] * rows if counts is None else counts
 
     def end_run(self, first: int, rows: int, count: int, /) -> None:
-        """As `end_rows`, with the sequence numbers from `first` on, and each with this delivery count."""
+        """End rows, as `end_rows` does, with sequence numbers from `first` on, and this delivery count for each."""
         self.end_rows(range(first, first + rows), [count] * rows)
 
     def arrays(self) -> dict[str, pa.Array]:
-        """Raises ValueError, TypeError, OverflowError if a value was out of range."""
+        """Return the columns. Raises ValueError, TypeError, OverflowError if a value was out of range."""
         if not self._messages[0]:
             found = {name: pa.nulls(len(self), SCHEMA.field(name).type) for name in MESSAGE_COLUMNS}
         else:
@@ -85,7 +85,7 @@ class PlainColumns:
 
 
 class NativeColumns:
-    """As `PlainColumns`, in the extension's buffers, as Arrow has them. `enter` is that of `protocol/_native.pyi`."""
+    """The same as `PlainColumns`, in the extension's buffers, as Arrow has them. `protocol/_native.pyi` has `enter`."""
 
     __slots__ = ("_columns", "append", "end_rows", "end_run", "enter")
 

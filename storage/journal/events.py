@@ -99,5 +99,5 @@ DAMAGED = "damaged"  # the reason of a row `truncated` that stands for rows that
 
 
 def name_of(op: Op) -> str:
-    """As the column `op` of the journal has it."""
+    """Return what the column `op` of the journal says for `op`."""
     return _NAMES.get(op, op.name.lower())

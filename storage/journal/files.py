@@ -122,7 +122,7 @@ class Piece(NamedTuple):
         return (self.first, self.end) == (self.head.first_offset, self.head.end_offset)
 
     def payload(self) -> memoryview:
-        """Raises JournalDamaged, OSError."""
+        """Read and check the payload. Raises JournalDamaged, OSError."""
         data = os.pread(self.descriptor, HEAD_BYTES + self.head.length, self.at)
         payload = memoryview(data)[HEAD_BYTES:]
         try:
@@ -154,7 +154,7 @@ class Reading:
 
 
 class PartitionJournal:
-    """Raises OSError, as all its methods do that write or read."""
+    """The journal of one partition. Opening it raises OSError, and so do all methods that write or read."""
 
     def __init__(
         self,

@@ -77,7 +77,7 @@ def decode_head(data: bytes) -> Head:
 
 
 def check(head: bytes, payload: bytes | memoryview) -> None:
-    """Raises CorruptJournal."""
+    """Check the checksum of a frame. Raises CorruptJournal."""
     if _checksum(head[: _fields.size], payload) != int.from_bytes(head[_fields.size : HEAD_BYTES], "big"):
         raise CorruptJournal("the frame does not match its checksum")
 
@@ -101,7 +101,7 @@ _WITHOUT_BODIES: Final = pa.ipc.IpcReadOptions(
 
 
 def made_of(payload: bytes) -> Made:
-    """Raises CorruptJournal."""
+    """Read from which store, log and LSN the rows were made. Raises CorruptJournal."""
     try:
         with pa.ipc.open_stream(payload) as stream:
             metadata = stream.schema.metadata or {}

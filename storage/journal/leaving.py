@@ -6,7 +6,7 @@ from itertools import chain
 
 
 class Leaving:
-    """Of each queue, the sequence numbers in the order in which they left; it keeps ranges as they are."""
+    """The sequence numbers that left each queue, in the order in which they left; ranges stay ranges."""
 
     def __init__(self) -> None:
         self._parts: dict[int, deque[Sequence[int]]] = {}

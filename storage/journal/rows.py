@@ -80,7 +80,7 @@ class Rows:
 
     @property
     def times_ms(self) -> list[int]:
-        """Of the runs; at least one if there are rows."""
+        """Return the times of the runs; at least one if there are rows."""
         return [run[0] // 1000 for run in self._runs]
 
     # -- what a frame says
@@ -276,7 +276,7 @@ class Rows:
             self._enter_run(time_ms, run, numbers, counts)
 
     def _enter_run(self, time_ms: int, run: tuple[Any, ...] | None, numbers: list[int], counts: list[int]) -> None:
-        """Of messages that were just appended."""
+        """Enter a run of messages that were just appended."""
         assert run is not None
         queue_id, is_scheduled, reason, origin_id = run
         op = _NAMES[Op.SCHEDULED if is_scheduled else Op.ENQUEUED]
@@ -533,7 +533,7 @@ def _origins_of(hints: Sequence[Any]) -> dict[int, dict[int, _Origin]]:
 
 
 def _overlays_of(put: Iterable[tuple[bytes, bytes]]) -> dict[tuple[int, int], bytes]:
-    """Those of entries that were put, by queue and number."""
+    """Return the overlays of entries that were put, by queue and number."""
     return {
         (int.from_bytes(key[:4], "big"), int.from_bytes(key[5:], "big")): value[ENTRY_BYTES:]
         for key, value in put

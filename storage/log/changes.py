@@ -212,7 +212,7 @@ class YoungTable:
                 self.highest = max(self.highest, key)
 
     def delete_keys(self, keys: Keys) -> None:
-        """As `delete`."""
+        """Delete these keys, as `delete` does."""
         ranges = keys.ranges
         if len(ranges) > RANGES_MAX and 2 * len(ranges) > len(keys):
             self.delete(tuple(keys.keys()))
@@ -304,7 +304,7 @@ class YoungTable:
             before = key
 
     def not_hidden(self, items: list[Item]) -> list[Item]:
-        """Those of these items of what is below, in order, that were neither changed nor deleted here."""
+        """Return those of these items of what is below, in order, that were neither changed nor deleted here."""
         fresh = self.fresh
         if fresh:
             items = [item for item in items if item[0] not in fresh]

@@ -160,7 +160,7 @@ def _send(connection: socket.socket, answer: list[Any]) -> None:
 
 
 def _net_effects(memory: int, sizes: list[int], signs: Signs) -> dict[int, NetEffect]:
-    """Those in the shared memory, by partition, with the pieces of each table joined."""
+    """Return the effects in the shared memory, by partition, with the pieces of each table joined."""
     effects: dict[int, NetEffect] = {}
     if not sizes:
         return effects

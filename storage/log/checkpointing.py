@@ -246,7 +246,7 @@ class Checkpointer:
         self._silence.heard(time.monotonic())
 
     def _ended(self) -> Ended:
-        """Raises StoreDamaged if it died of what it read."""
+        """Wait until the process has ended, and say how. Raises StoreDamaged if it died of what it read."""
         assert self._process is not None
         assert self._connection is not None
         self._connection.close()

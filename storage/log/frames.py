@@ -112,7 +112,7 @@ def header_bytes(data: bytes) -> int:
 
 
 def decode_header(data: bytes) -> SegmentHeader:
-    """Raises CorruptFrame, UnknownLogFormat."""
+    """Decode the header of a segment. Raises CorruptFrame, UnknownLogFormat."""
     if len(data) < _segment_head.size:
         raise CorruptFrame("the segment is shorter than its header")
     magic, checksum, length = _segment_head.unpack_from(data)
@@ -181,7 +181,7 @@ class FrameCodec:
         return _frame_head.pack(_FRAME_MAGIC, kind, lsn, len(payload), checksum)
 
     def head_of_parts(self, kind: int, lsn: int, parts: Sequence[bytes]) -> bytes:
-        """As `head`, of a payload in parts."""
+        """Return the head of a frame, as `head` does, for a payload in parts."""
         checksum = xxh3_64(seed=self._seed + lsn * _ODD + kind & _MASK)
         for part in parts:
             checksum.update(part)
@@ -256,9 +256,9 @@ Place = tuple[int, int]  # the start and the end of a value in a payload
 
 
 def skim_turn(payload: bytes | memoryview) -> tuple[int, list[Any], list[Any], bytes | memoryview | None]:
-    """As `decode_turn`; with the payload, if items of operations are only places in it, for `unpack_items`.
+    """Decode a turn, as `decode_turn` does, but return the payload, too, if items are only places in it.
 
-    Who wants few of the items is faster so. Raises CorruptFrame.
+    `unpack_items` reads such items. That is faster if few of them are needed. Raises CorruptFrame.
     """
     skimmed = None if extension is None else extension.skim(payload)
     if skimmed is None:

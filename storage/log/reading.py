@@ -177,7 +177,7 @@ class LogOnDisk:
             raise StoreError(f"{self.directory}: the log cannot be synced: {error}") from error
 
     def _newest_tables(self) -> TablesState:
-        """As of the last segment that was begun, or was about to be begun."""
+        """Return the tables as of the last segment that was begun, or was about to be begun."""
         newest = self._known[-1]
         assert newest.header is not None
         tables = newest.header.tables

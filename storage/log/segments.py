@@ -148,7 +148,7 @@ class SegmentFile:
         return True
 
     def write(self, at: int, parts: Sequence[bytes | memoryview]) -> int:
-        """As `begin`, and wait until it is on disk."""
+        """Write, as `begin` does, and wait until it is on disk."""
         size = padded(sum(map(len, parts)))
         if size <= BUFFER_BYTES:
             self._write_all(self.fill(self._one_write.spare, parts, size), at)

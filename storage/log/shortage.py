@@ -13,7 +13,7 @@ CHANGED_KEYS = 32_768  # with so many changes since then, too: where nothing is 
 
 
 class Shortage:
-    """Of one partition, from the first checkpoint that had no room until one that has."""
+    """A partition's shortage of room, from the first checkpoint that had no room until one that has."""
 
     def __init__(self) -> None:
         self.problem = ""  # as the last try had it

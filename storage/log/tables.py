@@ -17,13 +17,13 @@ class LogPosition(NamedTuple):
 
 
 def position(store: Store) -> LogPosition | None:
-    """Raises StoreDamaged."""
+    """Return the store's position in the log; None if it has none. Raises StoreDamaged."""
     value = store.get(Table.META, LOG_POSITION_KEY)
     return None if value is None else decode_position(value)
 
 
 def decode_position(value: bytes) -> LogPosition:
-    """Raises StoreDamaged."""
+    """Decode a position in the log. Raises StoreDamaged."""
     try:
         return LogPosition(*decode_document(value))
     except (CorruptRecord, TypeError) as error:

@@ -183,7 +183,7 @@ class LogTail:
         self._refuse_short(path, header.size_bytes)
 
     def _refuse_short(self, path: Path, size_bytes: int) -> None:
-        """Raises Overtaken if the end of the file is gone, and maybe frames with it."""
+        """Raise Overtaken if the end of the file is gone, and maybe frames with it."""
         assert self.position is not None
         try:
             found = path.stat().st_size
@@ -272,7 +272,7 @@ class LogTail:
         self._at = header_bytes(os.pread(descriptor, HEADER_BYTES, 0))
 
     def _header(self, number: int) -> SegmentHeader | None:
-        """As the file of this name has it now."""
+        """Return the header that the segment of this number has now; None if there is none."""
         try:
             with segment_path(self.directory, number).open("rb", buffering=0) as file:
                 return decode_header(file.read(HEADER_BYTES))
@@ -280,7 +280,7 @@ class LogTail:
             return None
 
     def _headers(self) -> list[tuple[SegmentHeader, int]]:
-        """Those of the log that is here now, the oldest segment first, with their numbers."""
+        """Return the headers of the log that is here now, the oldest segment first, with their numbers."""
         try:
             numbers = segment_numbers(self.directory)
             found = [(header, number) for number in numbers if (header := self._header(number)) is not None]

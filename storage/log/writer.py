@@ -173,7 +173,7 @@ class LogWriter:
             return unused + current.at - at
 
     def _begin_large_turn(self, parts: list[bytes]) -> int:
-        """As `begin_turn`, of a payload in parts. Of more than BUFFER_BYTES, all is on disk when this returns."""
+        """Begin a turn, as `begin_turn` does, in parts. Above BUFFER_BYTES, all is on disk when this returns."""
         size_bytes = sum(map(len, parts))
         unused = 0
         if self._used[-1].at + size_bytes + _BESIDE_BYTES > self._used[-1].size_bytes:
@@ -282,7 +282,7 @@ class LogWriter:
         self._free.append(_Segment(number, file))
 
     def _use_spare(self, path: Path, problem: OSError) -> SegmentFile:
-        """As the segment at this path. Raises NoSegment."""
+        """Use the spare segment as the one at this path. Raises NoSegment."""
         if not self.has_spare:
             raise NoSegment(problem.errno, problem.strerror) from problem
         try:
@@ -314,7 +314,7 @@ class LogWriter:
         return segment_path(self._directory, self._preparing)
 
     def spare_path(self) -> Path:
-        """As `next_path`, of the spare one."""
+        """Return the path at which the spare segment is to be prepared, as `next_path` does for the next one."""
         self._preparing = _SPARE
         return self._spare_path
 

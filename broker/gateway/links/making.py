@@ -47,7 +47,7 @@ class LinkInMaking:
             self._host.bind_made(self._link, lambda: self._made(error))
 
     def _made(self, error: BrokerError | None) -> Any:
-        """Raises BrokerError, ProtocolError."""
+        """Bind the link to the entity that was made for it. Raises BrokerError, ProtocolError."""
         if error is not None:
             raise error
         entity = self._host.gateway.namespace.at(self._path)

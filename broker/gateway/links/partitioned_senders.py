@@ -385,7 +385,7 @@ class PartitionedSender(ClientSender):
             channel.take(command.split(room))
 
     def _spread_batch(self, delivery: Delivery, messages: list[Any], size_bytes: int, settled: bool) -> None:
-        """Raises BrokerError."""
+        """Send each message of a batch to the partition of its key. Raises BrokerError."""
         self._post_keyless()
         parts = split(messages, self.entity.partitions)
         channels = {partition: self._channel_for(partition) for partition in parts}

@@ -122,7 +122,7 @@ class PlainSettlements:
 
 
 class NativeSettlements:
-    """Those of one `line` of the extension's `outgoing`."""
+    """The deliveries that wait for answers in one `line` of the extension's `outgoing`."""
 
     def __init__(self, outgoing: Any, line: int) -> None:
         self._outgoing = outgoing

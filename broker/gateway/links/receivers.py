@@ -88,7 +88,7 @@ class ReceiverChannel(LinkChannel):
             self.is_down = True
 
     def _let_open_wait(self) -> bool:
-        """As `let_wait`, for a receiver of a session. Any other is opened again whenever its worker is back."""
+        """Let a session's receiver wait to open, as `let_wait` does. Any other opens again when its worker is back."""
         receiver = self._receiver
         return self.let_wait(
             1, OPEN_BYTES, lambda: receiver.open_waited(self), lambda error: receiver.answer_unposted(self)
@@ -476,7 +476,7 @@ class ClientReceiver(EntityLink):
             channel.settle_quietly(token, Outcome.RELEASED, None)
 
     def on_deliver_run(self, channel: ReceiverChannel, locked_until_ms: int, part: Part) -> None:
-        """As `on_deliver`, of a run."""
+        """Deliver the messages of a run, as `on_deliver` does."""
         if not self._deliver_run(channel, locked_until_ms, part):
             token, numbers, delivery_count, _, run = part
             self.on_deliver(channel, locked_until_ms, runs.entries_of(run, token, numbers, delivery_count))

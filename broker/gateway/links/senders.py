@@ -325,7 +325,7 @@ class ClientSender(EntityLink, Intake):
             channel.take(waiting, messages[0], len(payload))
 
     def _end_after_empty_batch(self, delivery: Delivery, settled: bool, error: EmptyBatch) -> None:
-        """As Service Bus does: what came before is answered, then the link is detached. The batch has no outcome."""
+        """Detach the link, as Service Bus does, after answering what came before. The batch gets no outcome."""
         self.connection.transactions.fail(transaction_of(delivery), error)
         if settled:
             forget(delivery)
@@ -400,7 +400,7 @@ class ClientSender(EntityLink, Intake):
         self.metrics.failed(type(error).__name__)
 
     def refuse_address(self, delivery: int, error: BrokerError) -> None:
-        """As `refuse`, of a delivery of the extension; 0 is one that was sent settled."""
+        """Refuse a delivery of the extension, as `refuse` does; the address 0 is one that was sent settled."""
         if delivery:
             self.refuse(delivery_at(delivery), False, error)
         else:

@@ -49,7 +49,7 @@ class CbsRequests(RequestLink):
         answer(cbs.encode_refused(request, cbs.BadCbsRequest(text)))
 
     def _verified(self, token: str, audience: str, now_s: float) -> Claim:
-        """Raises a TokenError."""
+        """Verify a token for the audience, and return what it allows. Raises a TokenError."""
         try:
             return sas_tokens.verify(token, audience, self._lookup, now_s, self._is_host)
         except TokenError as error:

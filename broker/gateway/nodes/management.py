@@ -88,7 +88,7 @@ class ManagementRequests(RequestLink):
         self._page_end: tuple[int | None, int, list[int], int] | None = None
 
     def max_request_bytes(self) -> int:
-        """Of messages or a state; what is around them does not count."""
+        """Return the limit for the messages or the state in a request; what is around them does not count."""
         most_bytes = self.max_response_bytes()
         return max(most_bytes, self.entity.max_message_bytes(most_bytes))
 

@@ -198,7 +198,7 @@ class RequestLink(Intake):
         raise NotImplementedError
 
     def request_partition(self, partition: int, name: str, queue: int, arguments: Sequence[Any], reply: Reply) -> None:
-        """As `Router.request`, for the client of this link."""
+        """Ask a partition, as `Router.request` does, for the client of this link."""
         self.connection.gateway.router.request(partition, name, queue, arguments, reply, self.connection, asker=self)
 
     def fail(self, request: Request, error: Exception, answer: Answer) -> None:

@@ -30,7 +30,7 @@ def rule_document(rule: wire.Rule) -> dict[str, Any]:
 
 
 def described_rule(rule: Mapping[str, Any]) -> dict[str, Any]:
-    """As `rule_document`, of a rule with the fields of the configuration file. Raises InvalidArgument."""
+    """Return what `rule_document` does, for a rule with the configuration file's fields. Raises InvalidArgument."""
     try:
         return RuleDescription.model_validate(rule).document(0)
     except ValidationError as error:

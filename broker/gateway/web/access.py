@@ -38,7 +38,7 @@ class Access:
             self._check(request, request.headers.get("Authorization", ""), path, entity, right)
 
     def require_also(self, request: web.BaseRequest, header: str, entity: str, right: Right) -> None:
-        """As `require`, for another entity: by the token in this header, or without one by that of the request."""
+        """Check a right on another entity, as `require` does, by this header's token, or else the request's own."""
         if not self._everybody:
             token = request.headers.get(header, "") or request.headers.get("Authorization", "")
             self._check(request, token, entity, entity, right)

@@ -235,7 +235,7 @@ class HttpEndpoint:
 
 
 def _require_framing(request: web.BaseRequest) -> None:
-    """Raises InvalidArgument for what another HTTP server, or a proxy in front, may read in another way."""
+    """Raise InvalidArgument for what another HTTP server, or a proxy in front, may read in another way."""
     if not _is_known(request):
         raise InvalidArgument("Only HTTP/1.1 and HTTP/1.0 are spoken here.")
     coding = request.headers.get("Transfer-Encoding", "chunked")
@@ -276,7 +276,7 @@ async def body_of(request: web.BaseRequest, max_bytes: int, pool: Pool) -> bytes
 
 
 async def _read(content: StreamReader) -> bytes:
-    """Raises InvalidArgument, ConnectionError."""
+    """Read what has come of a body. Raises InvalidArgument, ConnectionError."""
     try:
         return await content.readany()
     except (web.RequestPayloadError, ConnectionError) as error:

@@ -45,7 +45,7 @@ class Inside:
         self._senders: dict[str, asyncio.Task[Sender]] = {}
 
     async def connection(self) -> "Connection":
-        """Raises ConnectionLost."""
+        """Return the connection, which is made if there is none. Raises ConnectionLost."""
         made = self._connection
         if made is None or _is_over(made):
             made = self._connection = asyncio.get_running_loop().create_task(self._connect())

@@ -81,14 +81,14 @@ class Journal:
             raise _error(error.status, error.text) from None
 
     async def _overview(self, wanted: Overview) -> dict[str, Any]:
-        """Raises Refused, ServerBusy."""
+        """Describe the journals of all workers, with the namespace id if it is known. Raises Refused, ServerBusy."""
         found = await self._journals.overview(wanted)
         # Without a worker the journal can still be read, and somebody may need to.
         namespace_id = self._gateway.router.namespace_id
         return {**found, "namespaceId": namespace_id.hex()} if namespace_id else found
 
     async def _consumer(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
-        """Raises BrokerError, TokenError, Refused, WrongRequest."""
+        """Serve a request about a consumer. Raises BrokerError, TokenError, Refused, WrongRequest."""
         is_forgotten = request.method == "DELETE"
         # Rows may be deleted when a consumer is forgotten that they were kept for.
         self._access.require(request, path, "", Right.MANAGE if is_forgotten else Right.LISTEN)

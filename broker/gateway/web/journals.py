@@ -88,7 +88,7 @@ class Journals:
     async def _request(
         self, number: int, method: str, target: Target, body: bytes | None = None
     ) -> AsyncIterator[ClientResponse]:
-        """As `rows`. Targets are only those of `broker.journal_requests`, so that no text of a client is in an URL."""
+        """Ask a journal, as `rows` does. All targets are of `broker.journal_requests`: no URL has text of clients."""
         with self._watched(number) as under_way:
             try:
                 async with asyncio.timeout(None) as limit:
@@ -160,7 +160,7 @@ class Journals:
         await self._ask_all("PUT", consumer.target(), split(text, journal_of, self.count))
 
     async def forget(self, consumer: Consumer) -> None:
-        """Raises ServerBusy, and Refused if none knows the consumer."""
+        """Forget the consumer in all journals. Raises ServerBusy, and Refused if none knows the consumer."""
         refused = []
         for number in range(self.count):
             try:

@@ -77,7 +77,7 @@ class Management:
         self._pace = Pace(lambda: gateway.metrics.bytes_in + gateway.metrics.bytes_out)
 
     async def serve(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
-        """Raises BrokerError, ProtocolError, HTTPException, TimeoutError."""
+        """Answer a request. Raises BrokerError, ProtocolError, HTTPException, TimeoutError."""
         target = parse(path)
         allowed = _METHODS.get(target.resource, _METHODS_OF_ENTITIES)
         method = "GET" if request.method == "HEAD" else request.method
@@ -91,7 +91,10 @@ class Management:
         return await self._OF_ENTITY[target.resource is Resource.RULE, method](self, request, target)
 
     async def _require(self, request: web.BaseRequest, method: str, path: str, target: Target) -> None:
-        """Raises Unauthorized, with the service's text, or a TokenError; EntityNotFound if there is nothing to read."""
+        """Check that the request is allowed. Raises Unauthorized, with the service's text, or a TokenError.
+
+        Raises EntityNotFound instead if there is nothing to read.
+        """
         right = None if target.resource is Resource.NAMESPACE else Right.MANAGE
         try:
             self._access.require(request, path, target.entity, right)
@@ -226,7 +229,7 @@ class Management:
         )
 
     async def _document(self, request: web.BaseRequest) -> bytes:
-        """Raises as `body_of`, HTTPUnsupportedMediaType."""
+        """Return the body of the request. Raises what `body_of` raises, and HTTPUnsupportedMediaType."""
         if request.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
             raise web.HTTPUnsupportedMediaType
         return await body_of(request, MAX_BODY_BYTES, self._gateway.unfinished)
@@ -316,7 +319,7 @@ class Management:
         return await self._gateway.router.ask(entity.partition, name, entity.queue(Part.MAIN), arguments)
 
     def _find(self, path: str, kind: str = "") -> Entity:
-        """Raises EntityNotFound, also if there is an entity of another kind."""
+        """Return the entity at `path`. Raises EntityNotFound, also if one of another kind is there."""
         entity = self._gateway.namespace.at(path)
         if entity is None or (kind and entity.kind != kind):
             raise EntityNotFound(f"The messaging entity '{self._gateway.namespace.name}:{path}' could not be found.")

@@ -43,7 +43,7 @@ class Target(NamedTuple):
 
     @property
     def url_path(self) -> str:
-        """As it stands in the URLs of answers; the case of its fixed parts matters to clients."""
+        """Return the path as it stands in the URLs of answers; the case of its fixed parts matters to clients."""
         end = {
             Resource.NAMESPACE: "$namespaceinfo",
             Resource.QUEUES: "$Resources/queues",

@@ -94,7 +94,7 @@ class Incoming:
         return at + 6 + size_bytes - kept
 
     def _check(self, first: int, second: int) -> None:
-        """Raises Broken for a head that is not allowed."""
+        """Check the head of a frame. Raises Broken if it is not allowed."""
         opcode = first & 0x0F
         if first & _RESERVED or opcode not in (*range(3), *range(8, 11)):
             raise Broken(CloseCode.PROTOCOL_ERROR, "a frame with reserved bits or an unknown opcode")

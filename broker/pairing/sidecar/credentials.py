@@ -17,7 +17,7 @@ class _Token(NamedTuple):
 
 
 class Credentials:
-    """Of one connection."""
+    """The key and the tokens of one connection."""
 
     def __init__(self, trust: Trust) -> None:
         self._trust = trust
@@ -60,6 +60,6 @@ class Credentials:
             self._trust.sender_answered(self._signers(key, now_s - CLOCKS_SECONDS), key, accepted, now_s)
 
     def _signers(self, path: str, since_s: float) -> set[Signer]:
-        """Those whose credentials reach the entity, and were not over at this time."""
+        """Return the signers whose credentials reach the entity, and had not expired at this time."""
         found = {each.signer for scope, each in self._tokens.items() if each.until_s > since_s and reaches(scope, path)}
         return found if self._key is None else found | {self._key}

@@ -61,7 +61,7 @@ class Sidecar:
     """Implements `broker.pairing.sidecar.connection.Home` and `broker.listening.Reception`."""
 
     def __init__(self, setup: Setup) -> None:
-        """Raises InvalidPairing."""
+        """Prepare the sidecar. Raises InvalidPairing."""
         self._setup = setup
         self.limits = setup.limits
         self.container_id = f"{uuid.uuid4().hex}_sidecar"

@@ -135,7 +135,7 @@ class Trust:
     # -- without the primary
 
     def check_token(self, audience: str, token: str, now_s: float) -> None:
-        """Raises a TokenError if the token is not good, Unverifiable if that is not known."""
+        """Check a token. Raises a TokenError if it is not good, Unverifiable if that is not known."""
         if self.needs_nothing or self._tokens.has(audience, token, now_s=now_s):
             return
         own = self._own
@@ -147,7 +147,7 @@ class Trust:
         sas_tokens.verify(token, audience, lambda name, path: rules, now_s, self.is_host)
 
     def check_key(self, key_name: str, key: str, now_s: float) -> bool:
-        """Raises Unverifiable if it is not known."""
+        """Decide whether the key is good. Raises Unverifiable if that is not known."""
         if self.needs_nothing or self._keys.has(key_name, key, now_s=now_s):
             return True
         own = self._own

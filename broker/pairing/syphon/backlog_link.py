@@ -62,7 +62,7 @@ class BacklogLink:
         return self._receiver.reject(received, reason, text)
 
     async def renew(self, received: Sequence[Received | UUID]) -> None:
-        """Of deliveries, and of deferred messages by their locks."""
+        """Renew the locks of deliveries, and of deferred messages, which are given by their lock tokens."""
         await self._management.renew_locks([each if isinstance(each, UUID) else each.lock_token for each in received])
 
     # -- deferred messages

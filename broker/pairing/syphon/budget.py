@@ -13,7 +13,7 @@ FORGETTING: Final = 0.998  # of what a large message adds to the guess, for each
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one queue. `credit` is the most that may be on its way to us at once."""
+    """The limits for one queue. `credit` is the most that may be on its way to us at once."""
 
     messages: int = 1500
     bytes: int = 16 << 20

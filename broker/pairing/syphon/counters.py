@@ -7,9 +7,9 @@ from typing import Any
 
 @dataclass(slots=True)
 class QueueCounters:
-    """Of one backlog queue. `backlog` are the messages that lay there when somebody last looked, None if unknown.
+    """The counters of one backlog queue. `backlog` is how many messages lay there at the last look; None if unknown.
 
-    `deferred` are those of them that wait for their destinations, as far as this syphon knows.
+    `deferred` is how many of them wait for their destinations, as far as this syphon knows.
     """
 
     is_leased: bool = False
@@ -40,7 +40,7 @@ class Counters:
 
     @property
     def backlog(self) -> int | None:
-        """Of all queues; None if one of them is not known."""
+        """Return the sum of all queues; None if one of them is not known."""
         counts = [each.backlog for each in self.queues.values()]
         return None if None in counts else sum(filter(None, counts))
 

@@ -182,7 +182,7 @@ class Primary:
                 return connection
 
     async def _ping(self, connection: Connection) -> None:
-        """Raises ConnectionLost or TimeoutError if there is no answer."""
+        """Wait until the primary answers. Raises ConnectionLost or TimeoutError if it does not."""
         if self._last_path is None:
             return
         try:

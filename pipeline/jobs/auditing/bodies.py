@@ -19,7 +19,7 @@ _TYPES: Final = (
 
 
 def damaged(messages: DataFrame) -> DataFrame:
-    """Of normalized rows with bodies, the places of those whose body is not what was enqueued."""
+    """Return the places of those of these normalized rows whose body is not what was enqueued."""
     rows = messages.filter(has_place() & enters() & F.col("record").isNotNull()).select(*SHOWN, "record")
     return rows.mapInArrow(_damaged, _TYPES).transform(kept)
 

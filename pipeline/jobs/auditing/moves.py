@@ -123,7 +123,7 @@ def unmatched(
 
 
 def pending(found: DataFrame) -> DataFrame:
-    """Of what `unmatched` found: what an audit that goes on from here has to know."""
+    """Return those of the rows of `unmatched` that an audit that goes on from here has to know."""
     return found.filter("isPending").drop("verdict", "isPending")
 
 

@@ -56,7 +56,7 @@ _PROBLEMS: Final = pa.schema(
 
 
 class Problem(NamedTuple):
-    """Of one partition's offsets.
+    """A problem of one partition's offsets.
 
     `kind` is "gap": `size` offsets are missing; "truncated": the journal itself lacks what was before `to_offset`;
     "repeated": `size` rows have the offset of another row; "foreign": so many were not captured, as the manifest says;
@@ -353,8 +353,11 @@ def _gap(expected: Expected, first: int, end: int, first_time: datetime, last_ti
 
 
 def _require_that_it_goes_on(found: Sequence[Row], before: Sequence[Log], wanted: Wanted | None) -> None:
-    """Raises LedgerError if a partition was restored since, or the ledger is of other namespaces; DamagedLedger if its
-    manifest ends where it did not yet know what the audit before had."""
+    """Check that the ledger goes on where the audit before ended.
+
+    Raises LedgerError if a partition was restored since, or the ledger is of other namespaces; DamagedLedger if its
+    manifest ends where it did not yet know what the audit before had.
+    """
     if before and found and not {row.namespace for row in found} & {log.namespace for log in before}:
         name = found[0].namespace
         raise LedgerError(f"the ledger is of the namespace {name}, and the audit before is of {before[0].namespace}")

@@ -127,7 +127,7 @@ def _cut(client: JournalClient, logs: Sequence[Log]) -> tuple[str, list[OffsetRa
 
 
 def _require_kept(end: int, state: PartitionState) -> None:
-    """Raises LedgerError if rows behind the ledger's end are gone."""
+    """Raise LedgerError if rows behind the ledger's end are gone."""
     if end < state.low:
         raise LedgerError(
             f"the ledger ends before offset {end} of partition {state.partition}, and the journal keeps rows from "
@@ -188,7 +188,10 @@ class _Browser:
         self._connection: Connection | None = None
 
     async def numbers(self, entity: str, sub_queue: str) -> AsyncGenerator[int, None]:
-        """Of all messages that were there when this began and still are. Raises _Refused, ClientError, TimeoutError."""
+        """Yield the numbers of all messages that were there when this began and still are.
+
+        Raises _Refused, ClientError, TimeoutError.
+        """
         start, attempts = 0, 0
         last: dict[int, int] | None = None
         while True:
@@ -253,7 +256,7 @@ def _changes(spark: SparkSession, endpoint: Endpoint, client: JournalClient, cut
 
 
 def _rows_of(endpoint: Endpoint, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Of these ranges, rows about messages that have come or gone, and gaps."""
+    """Yield the rows of these ranges about messages that have come or gone, and gaps."""
     entering, wanted = pa.array([*ENTERING]), pa.array([*ENTERING, *LEAVING, "truncated"])
     client = JournalClient(endpoint)
     try:

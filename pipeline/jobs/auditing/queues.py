@@ -47,7 +47,7 @@ def names_of(table: DataFrame, known: DataFrame | None = None) -> DataFrame:
 
 
 def newest_of(queues: DataFrame) -> DataFrame:
-    """Of what `names_of` found, the newest entity of each name: `namespace`, `name`, `entityId`."""
+    """Return the newest entity of each name that `names_of` found: `namespace`, `name`, `entityId`."""
     newest: dict[tuple[str, str], int] = {}
     for row in queues.collect():
         key = row.namespace, row.name

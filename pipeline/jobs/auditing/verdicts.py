@@ -302,8 +302,9 @@ def _has(kinds: int) -> Column:
 
 
 def _is_surely_fine(snapshot: Snapshot | None) -> Column:
-    """Of a sketch: each kind of row was there once, in the order of a usual life, and it is present if it has not
-    left."""
+    """Decide for a sketch whether its message is fine: each kind of row was there once, in the order of a usual life,
+    and the message is present if it has not left.
+    """
     left = _has(_ENDED | _MOVED_ON)
     is_usual = (
         (F.col("marks") == F.bit_count("kinds"))
@@ -322,7 +323,7 @@ def _is_surely_fine(snapshot: Snapshot | None) -> Column:
 
 
 def _is_covered(snapshot: Snapshot | None) -> Column:
-    """Of a queue: a message that is not in the snapshot is not there."""
+    """Decide for a queue whether a message that is not in the snapshot is not there."""
     if snapshot is not None and snapshot.queues is not None:
         browsed = [_SEPARATOR.join(each) for each in sorted(snapshot.queues)]
         return F.concat_ws(_SEPARATOR, "namespace", "name", "subQueue").isin(browsed)

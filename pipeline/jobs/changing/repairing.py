@@ -103,7 +103,7 @@ def _application_properties(message: bytes, changes: Mapping[str, Any]) -> bytes
 
 
 def _pairs(message: bytes) -> list[tuple[str, bytes, Any]]:
-    """Of the application properties: the name, the bytes of name and value, and the value."""
+    """Return of each application property the name, the bytes of name and value, and the value."""
     found = []
     for section in scan(message):
         if section.kind is Descriptor.APPLICATION_PROPERTIES:
