@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "references.md"
-FOLDERS = ("broker", "protocol", "storage", "bench", "tests", "docs", "deploy")
+FOLDERS = ("broker", "protocol", "storage", "pipeline", "bench", "tests", "docs", "deploy")
 SUFFIXES = {".py", ".md", ".lark", ".toml", ".java", ".go", ".mjs", ".js", ".c"}
 
 NUMBER = r"\d+(?:\.\d+)*"
@@ -67,8 +67,8 @@ def test_what_counts_as_a_reference(text, references):
     assert cited(text) == references
 
 
-PATH = re.compile(r"`((?:broker|protocol|storage|bench|tests|deploy|docs)/[\w./-]+\.(?:py|md|toml|c))`")
-MODULE = re.compile(r"`((?:broker|protocol|storage)(?:\.[a-z_]+)+)(?:\.[A-Z]\w*)?`")
+PATH = re.compile(r"`((?:broker|protocol|storage|pipeline|bench|tests|deploy|docs)/[\w./-]+\.(?:py|md|toml|c))`")
+MODULE = re.compile(r"`((?:broker|protocol|storage|pipeline)(?:\.[a-z_]+)+)(?:\.[A-Z]\w*)?`")
 
 
 def is_module_or_name(dotted: str) -> bool:
