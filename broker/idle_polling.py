@@ -1,9 +1,9 @@
 """How long a process polls for what comes next before it sleeps.
 
-Who sleeps is woken late: a processor that halts, above all that of a virtual machine, needs tens of microseconds to
-come back, and then its caches are cold. A lone message passes several processes, and more than a third of the time
-until its answer was theirs to wake up. So a process that was woken soon the last times polls for a while before it
-sleeps, as kernels do before they halt a processor (Linux's haltpoll). One that would have to poll for long sleeps at
+A process that sleeps wakes up late: a processor that halts, above all that of a virtual machine, needs tens of
+microseconds to come back, and then its caches are cold. A lone message passes several processes, and their waking took
+more than a third of the time until its answer. So a process that was woken soon the last times polls for a while before
+it sleeps, as kernels do before they halt a processor (Linux's haltpoll). One that would have to poll for long sleeps at
 once.
 
 Pure: times are in seconds.

@@ -28,7 +28,7 @@ Buffer = bytes | bytearray | memoryview
 MAX_DEPTH = 32  # nesting of values; a management request needs 5
 MAX_ITEMS = 65_536  # values in one decoded value: about 50 ms of work
 MAX_EMPTY_ITEMS = 4096  # elements of one array that take no bytes
-MAX_UUID_KEYS = 64  # of one map. Who chooses uuids can give all of them the same hash; that of text is secret
+MAX_UUID_KEYS = 64  # of one map. Chosen uuids can all have the same hash; that of text is secret
 
 
 class UByte(int): ...

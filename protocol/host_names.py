@@ -1,8 +1,8 @@
 """Which first segment of a resource without a scheme is a host, and no part of an entity's path.
 
-Names of entities have dots, too, and whoever signs a token for the entity `tenant1.inbox` must not give away the
+Names of entities have dots, too, and a token that is signed for the entity `tenant1.inbox` must not give away the
 namespace. So a segment is a host only if nobody could mean an entity by it: `localhost`, an IP address, what has a
-port, and the broker's own names. What exists at the moment does not matter, nor what a client calls the broker.
+port, and the broker's own names. It does not matter which entities exist, nor how a client calls the broker.
 """
 
 import ipaddress

@@ -166,10 +166,10 @@ def form_of(element: str) -> Form:
     return Form.BOOLEAN if element in _OTHER_BOOLEANS else Form.TEXT
 
 
-# What the broker does not have; a client that asks for it must not believe that it got it.
+# Properties that the broker does not have; a client that sets one must not believe that it got it.
 _NOT_OFFERED: Final = ("FilteringMessagesBeforePublishing", "EnableSubscriptionPartitioning")
 
-# What is left out where it has no value: an empty element would come back with an update.
+# Elements that are left out if they have no value: an empty one would come back with an update.
 _OPTIONAL: Final = ("ForwardTo", "ForwardDeadLetteredMessagesTo", "UserMetadata", "MaxMessageSizeInKilobytes")
 
 _COUNT_NAMES: Final = (

@@ -146,7 +146,7 @@ def _read_value(key: str, given: Element) -> RuleValue:
 
 
 def _kept_text(given_type: str, made: RuleValue, text: str) -> str | None:
-    """What the value does not tell of itself: that a small number is a long, and how a time was written."""
+    """Return what the value itself does not tell: that a small number is a long, and how a time was written."""
     if made.type is ValueType.TIMESTAMP:
         if (as_sent := _TIME.fullmatch(text)) is not None:
             return "".join(as_sent.groups())

@@ -224,7 +224,7 @@ def _bind_receiver(host: Host, link: Link, address: Address, entity: Entity, *, 
     if entity.kind == "topic" and address.part is Part.MAIN:
         return _bind_on_topic(host, link, address, entity)
     others = read_filters(filters, ignores_no_local=is_subscriber)  # Service Bus ignores it there, too
-    # Who subscribes durably asks for copies of what the topic has (Qpid JMS), and not to browse the subscription.
+    # A durable subscriber asks for copies of the topic's messages (Qpid JMS), and not to browse the subscription.
     browses = link.browses and not (is_subscriber and link.outlives_connection)
     if browses or properties.get(PEEK_MODE) is True:
         return _bind_browser(host, link, address, entity, session, others)

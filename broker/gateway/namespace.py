@@ -228,9 +228,7 @@ class Namespace:
         return entity
 
     def keys_of(self, entity: Entity) -> Keys:
-        """What chooses the fragment of a message that the entity has; it is the topic that has chosen for its
-        subscriptions.
-        """
+        """Which keys choose the fragments of the entity's messages; for a subscription, those of its topic."""
         if not entity.is_partitioned:
             return Keys.NONE
         sent_to: Entity | None = entity

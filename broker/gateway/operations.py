@@ -18,7 +18,7 @@ from broker.repeated_warning import RepeatedWarning
 from broker.starting import phase_file, phase_of
 from protocol.addresses import Part
 
-# Who does not answer a scrape within this time is left out.
+# A process that does not answer a scrape within this time is left out.
 SCRAPE_SECONDS = 2.0
 
 log = get_logger("gateway")
@@ -83,7 +83,7 @@ class Operations:
             raise RefusesSends(shortage)
 
     def _ask(self, partition: int, name: str) -> Awaitable[Any]:
-        """What is now is asked for: a worker that is away is not waited for."""
+        """Ask for the present state, without waiting for a worker that is away."""
         return self._router.ask(partition, name, waits=False)
 
     async def probe_gateway(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Who is told of an answer: a client's connection, as the router knows it."""
+"""The owner of a request, which is told of the answer: a client's connection, as the router knows it."""
 
 from typing import Protocol
 

@@ -1,4 +1,4 @@
-"""What pins the sessions of a client that cross entities (`broker.gateway.crossing`), by who the client is."""
+"""Which links pin the cross-entity sessions of a client (`broker.gateway.crossing`): that depends on the client."""
 
 from collections.abc import Mapping
 from enum import Enum

@@ -1,7 +1,7 @@
-"""What a process reports to the one that has the operations endpoint: several gateways to the observer, and a syphon.
+"""The reports of processes to the one with the operations endpoint: those of several gateways, and of a syphon.
 
 That one connects to the unix socket of the process, asks one question, and reads the answer until the process has
-closed the connection. So a process that hangs holds up nobody but who waits for it, and nothing has to be mended after
+closed the connection. So a process that hangs holds up only those that wait for it, and nothing has to be mended after
 either of the two was restarted.
 """
 
@@ -68,7 +68,7 @@ class _Report(asyncio.Protocol):
 
 
 class ReportingProcess:
-    """A process, for who has the endpoint. What it raises says what is wrong with the process."""
+    """A reporting process as the endpoint sees it. The errors that it raises say what is wrong with the process."""
 
     def __init__(self, path: str) -> None:
         self._path = path

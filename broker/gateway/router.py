@@ -6,8 +6,8 @@ commit there. So many that they keep a worker busy leave at once, so that gatewa
 same time.
 
 A channel is one link on one partition; it takes the answers to its commands in their order. When a worker is lost, its
-channels are told, and they are told again when it is back. What begins meanwhile may wait for it, and so may what was
-under way and may be done twice (`broker.gateway.waiting_room`).
+channels are told, and they are told again when it is back. Operations that begin meanwhile may wait for it, and so may
+those that were under way and may be done twice (`broker.gateway.waiting_room`).
 """
 
 import asyncio

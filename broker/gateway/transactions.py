@@ -294,7 +294,7 @@ def _after_rollback(reply: Reply) -> Reply:
 
 
 def _via_key(message: Sequence[Any]) -> bytes | None:
-    """What chooses the fragment of a partitioned entity through which this message goes, if its sender says so."""
+    """Return the key for the fragment of the partitioned entity that this message is sent via, if it has one."""
     layout, body, _, _ = message
     value = annotation(body[: unpack_layout(layout).annotation_bytes], _VIA_PARTITION_KEY)
     return None if value is None else str(decode_exactly(value)).encode()

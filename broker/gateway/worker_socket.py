@@ -87,7 +87,7 @@ class SocketConnection(WorkerConnection, asyncio.BufferedProtocol):
         return self._input[self._input_end :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take the frames that are whole now. What is taken of them is a copy, but for runs of large ones."""
+        """Take the frames that are whole now: copies of them, but for the runs of large ones."""
         self._input_end += nbytes
         view, at, end = self._input, self._input_begin, self._input_end
         unpack = wire.unpack if view is self._usual_input else large_frames.unpack

@@ -27,7 +27,7 @@ FAULTS.addFilter(_is_ours)
 
 
 class HttpConnection(RequestHandler):
-    """A connection of aiohttp's. What answers a request that cannot be read may be another than aiohttp's own."""
+    """A connection of aiohttp's. Its answers to requests that cannot be read may differ from aiohttp's own."""
 
     content: StreamReader | None = None  # the body of the last request
 

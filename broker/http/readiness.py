@@ -1,6 +1,6 @@
-"""Whether the broker is ready: partitions and gateways are probed when somebody asks, who is answered within a second.
+"""Whether the broker is ready: it probes partitions and gateways when somebody asks, and answers within a second.
 
-Whoever asks begins a probe where none is under way, and waits for all of them, but not for long. A probe that takes
+A question begins a probe where none is under way, and waits for all of them, but not for long. A probe that takes
 longer goes on, so that later answers tell how long it has been under way, and a worker that hangs does not get another
 probe from everybody who asks.
 
@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 from broker.errors import PartitionParked
 
 ANSWER_SECONDS = 0.8  # orchestrators wait for a second, if nobody has told them otherwise
-# The limits of the patience with one probe. The lower one is met when whoever has begun the probe is answered.
+# The limits of the patience with one probe. The lower one is met when the question that began the probe is answered.
 SHORTEST_SECONDS = 0.75
 LONGEST_SECONDS = 5.0  # with a slower disk a partition is not ready
 

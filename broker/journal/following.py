@@ -229,7 +229,7 @@ class Follower:
         for worker, directory in logs(self._directory):
             if worker not in self._tails:
                 self._tails[worker] = LogTail(directory, read_position(position_path(self._directory, worker)))
-        # What was a log of its own is older than what took its partitions over.
+        # The log of a worker that is no more is older than the one that took its partitions over.
         self._tails = dict(sorted(self._tails.items(), key=lambda each: (each[0] < self._workers, each[0])))
 
     def _follow(self, worker: int, tail: LogTail) -> bool:
@@ -470,7 +470,7 @@ class _Batch:
         follower.counters.gaps += 1
 
     def made(self) -> list[tuple[PartitionJournal, bytes, Rows, Any]]:
-        """What is to be appended. Of a partition with rows of two stores, the later ones begin an epoch."""
+        """Return the rows to append. If a partition has rows of two stores, the later ones begin an epoch."""
         found = []
         for (partition, store_id), rows in self._rows.items():
             self._follower.counters.unfounded += rows.unfounded

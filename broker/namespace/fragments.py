@@ -16,7 +16,7 @@ _SESSION_ID, _PARTITION_KEY, _MESSAGE_ID = int(Extra.SESSION_ID), int(Extra.PART
 
 
 class Keys(IntEnum):
-    """What chooses a message's fragment, of an entity. The extension has the same numbers."""
+    """Which keys of a message choose its fragment of an entity. The extension has the same numbers."""
 
     NONE = 0  # the entity is not partitioned
     SET = 1  # the session id, else the partition key

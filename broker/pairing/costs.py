@@ -34,7 +34,7 @@ def outage(
     ping_interval_ms: int,
     failover_interval_ms: int,
 ) -> OutageCosts:
-    """What an outage adds in which `messages` were sent.
+    """Return the costs that are added by an outage during which `messages` were sent.
 
     Each client pings each of the entities that it sends to once in a ping interval, from the failover on, and once more
     when the outage is over: that ping succeeds. An outage shorter than the failover interval adds nothing.

@@ -105,7 +105,7 @@ class Endpoint:
             await connection.close()
 
     def fault(self, reason: str) -> None:
-        """End it as if it had broken. Whoever uses it from now on gets this reason."""
+        """End it as if it had broken. From now on, all uses of it fail with this reason."""
         connection = self._end(ConnectionLost("", reason))
         if connection is not None:
             connection.abort()
@@ -116,7 +116,7 @@ class Endpoint:
         for task in (*self._retired, *self._senders.values(), self._connecting):
             if task is not None:
                 task.cancel()
-        # What has ended keeps its calls, which refer to the connection.
+        # Tasks that have ended keep their calls, which refer to the connection.
         self._senders, self._connecting = {}, None
         connection, self._connection = self._connection, None
         return connection

@@ -168,7 +168,7 @@ def _processors() -> int:
 
 
 def _plan(captured: Captured, found: Definitions, wishes: Wishes) -> dict[str, Any]:
-    """What must be the same for units that were done before to count."""
+    """Describe the restore: units that were done before count only if this is the same."""
     return {
         "version": PLAN_VERSION,
         "capture": captured.newest,

@@ -198,7 +198,7 @@ def _known_stores(
         return frozenset(description.stores)
     known: set[int] = set()
     for worker, directory in logs(settings.data_dir):
-        with suppress(LogDamaged):  # it is found by whoever needs it
+        with suppress(LogDamaged):  # a part that needs it finds it again
             known.update(LogOnDisk(directory, worker, signs).tables.positions)
     for partition in description.here:
         path = partition_path(settings.data_dir, partition)
@@ -214,7 +214,7 @@ def _homes(path: Path) -> set[int]:
     try:
         with TablesSnapshot(path) as snapshot:
             documents = [decode_document(value) for _, value in snapshot.items(Table.ENTITIES)]
-    except (StoreError, CorruptRecord):  # it is found by whoever needs it, or nothing was committed yet
+    except (StoreError, CorruptRecord):  # a part that needs it finds it again, or nothing was committed yet
         return set()
     return {each for document in documents for each in document.get("partitions", ())}
 

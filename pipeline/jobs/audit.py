@@ -68,7 +68,7 @@ def audit(
     ledger = until(normalized(ledger), cut)
     if before is not None:
         ledger, opening = before.following(ledger), before.opening
-    # What does not wait for each other is asked at once: while one question is planned, another has the processors.
+    # Questions that do not wait for each other are asked at once: while one is planned, another has the processors.
     with ThreadPoolExecutor() as beside:
         named = beside.submit(names_of, ledger)
         offsets = offsets_of(ledger, cut, () if before is None else before.logs, wanted, skew)
@@ -77,7 +77,7 @@ def audit(
             is_whole = (is_whole or opening is not None) and offsets.is_of_one_epoch
             unmatched = beside.submit(moves.unmatched, offsets, grace, is_whole=is_whole and opening is None)
         else:
-            # What entered in a gap of an audit before may leave now.
+            # Messages that entered in a gap of an audit before may leave now.
             is_whole = before.is_whole
             unmatched = beside.submit(moves.unmatched, offsets, grace, is_whole=True, before=before.moves)
         namespaces = {log.namespace for log in offsets.logs}

@@ -1,6 +1,6 @@
-"""What an error of Spark says: of the error and its causes, the deepest one that says something.
+"""The text of an error of Spark: of the error and its causes, that of the deepest one that has any.
 
-What comes to Python is often a wrapper, such as "Exception thrown in awaitResult:" with nothing behind it.
+The error that Python gets is often a wrapper, such as "Exception thrown in awaitResult:" with nothing behind it.
 """
 
 import re
@@ -30,7 +30,7 @@ def told(error: BaseException) -> str:
 
 
 def _texts(error: BaseException | None) -> Iterator[str]:
-    """What the error and its causes say, the deepest last; of those of Java that PySpark has made its own, too."""
+    """Yield the texts of the error and its causes, the deepest last, also of Java's that PySpark has wrapped."""
     for _ in range(_MOST):
         if error is None:
             return

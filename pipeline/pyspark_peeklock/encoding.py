@@ -124,7 +124,7 @@ def too_large(array: pa.Array, max_message_bytes: int) -> dict[int, Unfit]:
 
 
 def _checks(columns: dict[str, pa.Array]) -> Iterator[tuple[pa.Array, str, str]]:
-    """What is true for rows that do not fit, with the column and the reason."""
+    """Yield masks of rows that do not fit, with the column and the reason."""
     yield pc.is_null(columns["body"]), "body", "is null"
     for name in TEXTS:
         column = columns.get(name)

@@ -189,8 +189,8 @@ class _Journal:
     def _batches(
         self, client: JournalClient, planned: JournalRange, columns: Collection[str]
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """The range, with the epoch of each batch. What is not any more where it was when the query was planned, is
-        looked for again; what is nowhere is an error, or is reported and skipped.
+        """Yield the batches of the range, each with its epoch. Rows that are not any more where they were when the
+        query was planned are looked for again; rows that are nowhere are an error, or are reported and skipped.
         """
         left, changed_at = [planned.part], -1
         while left:

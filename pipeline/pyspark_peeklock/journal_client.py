@@ -288,7 +288,7 @@ class _Body(io.RawIOBase):
         return True
 
     def options(self, columns: Collection[str] | None) -> pa.ipc.IpcReadOptions:
-        """What leaves out all columns but these, and those that are needed here. Raises _Cut, pa.ArrowInvalid."""
+        """Return options that leave out all columns but these, and those needed here. Raises _Cut, pa.ArrowInvalid."""
         if columns is None:
             return pa.ipc.IpcReadOptions(use_threads=False)
         head = self.read(8)

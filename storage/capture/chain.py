@@ -15,7 +15,7 @@ A writer
 3. lists the entries, and puts an entry of its own (`Kind.OPENED`) behind the newest,
 4. and after each entry that it has written, lists the claims: if one is greater, it has been superseded.
 
-Why that is safe, if whoever lists after a write sees it: let writer W find no greater claim in step 4, after its entry
+Why that is safe, if each list after a write shows it: let writer W find no greater claim in step 4, after its entry
 E. Any greater claim V is then put down after W began to list, so V lists the entries (step 3) when E is there already.
 The newest entry that V finds is E, or comes behind it: one of W's own, or one of a writer between W and V, to which the
 same applies. So V continues behind E, and E stays in the chain for ever. If W does find a greater claim, it does not

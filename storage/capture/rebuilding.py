@@ -410,7 +410,7 @@ class Rebuilder:
                 self._commit()
 
     def _remove_taken_over(self, name: QueueName, marks: Mapping[int, Mark]) -> None:
-        """What another partition has at the cut, and what had not left its queue here yet."""
+        """Remove messages that another partition has at the cut, and that had not left their queue here yet."""
         entity = self._entities.get(name.entity)
         part = _PARTS.get(name.sub_queue)
         if entity is None or part is None:

@@ -7,7 +7,7 @@ Three steps, each of many units that any process can do, in any order:
 3. `fetch`, a file of messages: the records and overlays of these rows.
 
 What a unit has found is in the folder of the work (`Work`), in a file of Arrow's IPC and in one of JSON, which is
-written last. Whoever goes on after a kill does the units that have none.
+written last. After a kill, the units without one are done again.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Where a capture gets rows from: the interface of whoever can read a journal."""
+"""Where a capture gets rows from: the interface of all sources that can read a journal."""
 
 from collections.abc import Generator, Mapping, Sequence
 from typing import NamedTuple, Protocol

@@ -527,7 +527,7 @@ class _Scan:
                 self.end = at
 
     def _seems_whole(self, descriptor: int, at: int, size: int) -> bool:
-        """What is at the end was written to its end, so its offsets may have been read: they are not used again."""
+        """Decide if the last frame was written whole: then its offsets may have been read, and are not used again."""
         try:
             head = decode_head(os.pread(descriptor, HEAD_BYTES, at))
         except CorruptJournal:

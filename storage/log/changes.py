@@ -1,4 +1,4 @@
-"""What turns change in one partition: operations as they are logged, and their net effect.
+"""The changes of turns in one partition: operations as they are logged, and their net effect.
 
 An operation is (kind, table, items). Replaying operations that were applied before changes nothing, as long as all
 later ones are replayed as well.

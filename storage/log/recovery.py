@@ -3,8 +3,8 @@
 Everything here can be repeated: a turn that is in the tables already changes nothing when it is applied again together
 with all turns after it, and one commit applies them all.
 
-Tables without room stay as they are, and attached to their log (`Behind`). Who goes on with that log has what they lack
-in memory, as the worker had it that logged it.
+Tables without room stay as they are, and attached to their log (`Behind`). The worker that goes on with that log has
+in memory what they lack, as the worker had it that logged it.
 
 A partition that is damaged is left out when the others are brought up, and the log goes on without it. So before that,
 its worker's log is copied to the partition's directory (`keep_log`); or, if that is missing, beside the log, so that

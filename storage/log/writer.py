@@ -334,7 +334,7 @@ class LogWriter:
     # -- segments that are not needed any more
 
     def release(self) -> None:
-        """Free the segments whose frames are all in the tables, and are known to be by who finds the log.
+        """Free the segments whose frames are all in the tables, if a reader of the log on disk can know that.
 
         The tables of a partition without changes keep their position. Then only the newest header says that nothing
         is missing.

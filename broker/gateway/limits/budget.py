@@ -14,8 +14,8 @@ from typing import Final
 HIGH: Final = 7 / 8
 LOW: Final = 3 / 4
 FREED: Final = 1 / 8  # a share that is worth giving back to the system when it is freed
-# What a peer without rights holds counts so many times: thousands of strangers do not push out a client that sends
-# something large.
+# The memory of a peer without rights counts so many times, so that thousands of strangers do not push out a client
+# that sends something large.
 STRANGER: Final = 16
 # Measured: the sockets and objects of a connection, those of TLS, and those of AMQP behind SASL.
 CONNECTION_BYTES: Final = 10 << 10

@@ -25,7 +25,7 @@ _ADDED = (
     Field.SCHEDULED_MS,
 )
 
-# `x-opt-message-state` by place (amqp.md 5.4). Who receives a message sees the last one, too, if it had been scheduled.
+# `x-opt-message-state` by place (amqp.md 5.4). A receiver sees the last one, too, if the message had been scheduled.
 _STATE = {Place.AVAILABLE: 0, Place.DEFERRED: 1, Place.SCHEDULED: 2}
 _WAS_SCHEDULED = _STATE[Place.SCHEDULED]
 
@@ -149,10 +149,10 @@ def _additions(
 
 
 def _received_state(record: bytes, overlay: Mapping[int, Any]) -> int | None:
-    """The state of an active message for its receiver, who is not told 0.
+    """The state of an active message for its receiver; None in place of 0, which is not sent.
 
     The record of a message that had to wait has the time that its sender has set as the time when it came; if that time
-    was over when it came, the record has the later time. What an action delayed says so.
+    was over when it came, the record has the later time. The overlay of a message that an action delayed says so.
     """
     if Field.SCHEDULED_MS in overlay:
         return _WAS_SCHEDULED

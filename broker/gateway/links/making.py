@@ -73,5 +73,5 @@ class LinkInMaking:
         forget(delivery)
 
     def on_detach(self) -> None:
-        """Whatever is made is released by who unbinds the link, or is durable."""
+        """Leave the entity alone if it is made: it is durable, or released when the link is unbound."""
         self._host.gateway.router.drop_waiting(self)

@@ -226,8 +226,8 @@ class ClientReceiver(EntityLink):
 
     The gateway grants the partition an absolute limit of deliveries: as many as could be written to the client at once,
     by its credit, the window of its session, and what it has not read yet. A lock begins when the partition hands a
-    message out, so none waits here. What comes nevertheless when it cannot be written, because credit or window have
-    changed meanwhile, goes back to the partition and does not count as failed.
+    message out, so none waits here. A message that cannot be written when it comes, because credit or window
+    have changed meanwhile, goes back to the partition and does not count as failed.
     """
 
     right = Right.LISTEN

@@ -161,7 +161,7 @@ class SessionReceiver(ClientReceiver):
         return error
 
     def on_worker_lost(self, channel: ReceiverChannel) -> None:
-        """The lock ended with the worker. Who has none yet asks the next one, or is told that it cannot."""
+        """The lock ended with the worker. A receiver without one asks the next worker, or is told that it cannot."""
         if self.session_id is None:
             self._open(channel)
         else:

@@ -213,7 +213,7 @@ class Shares:
     # -- parts
 
     def _part(self, room: int) -> int:
-        """What a fragment may be granted whose limit is no less: the same for all of these."""
+        """The grant that is the same for all fragments whose limits are not below it."""
         equal, left, count = room // len(self._order), room, 0
         for share in self._order:
             if share.limit is None or share.limit >= equal:

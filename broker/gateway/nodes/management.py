@@ -350,7 +350,7 @@ class ManagementRequests(RequestLink):
         holder = self._channel_of(session_id)
         by_default = self.connection.gateway.settings.delivery.receive_active_by_number
         if session_id is not None and not holder:
-            by_default = False  # active messages of a session are only for who holds it
+            by_default = False  # active messages of a session are only for its holder
         active = [True] if arguments.active or (arguments.active is None and by_default) else []
         embedded = self._embedding()
 
@@ -584,7 +584,7 @@ _OF_SOME_SESSION = (
     management.DeleteMessages,
 )
 
-# Requests that are only for who holds the session, if they name one.
+# Requests that are only for the holder of the session, if they name one.
 _OF_HOLDER = (
     management.ReceiveDeferred,
     management.UpdateDisposition,

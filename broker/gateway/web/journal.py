@@ -119,7 +119,7 @@ class Journal:
             return response
 
     def _journal_of(self, partition: int) -> int:
-        """That which has the partition, or refuses it. Raises ServerBusy while its worker was not reached yet."""
+        """Return the journal that has, or refuses, the partition. Raises ServerBusy until its worker was reached."""
         if self._journals.count == 1 or not 0 <= partition < self._gateway.settings.partitions:
             return 0
         number = self._gateway.router.number_of_worker(partition)
@@ -174,7 +174,7 @@ class Journal:
 
 
 def _without_keys(entity: Entity) -> dict[str, Any]:
-    """Who may read everything may not do what keys of entities allow, and captures are kept in many places."""
+    """Describe the entity without its keys, which readers of everything may not use; captures lie in many places."""
     definition = Definition(
         entity.entity_id, entity.description, entity.created_ms, entity.updated_ms, entity.partitions
     )

@@ -1,7 +1,8 @@
 """The processes that have the journal: the one of this machine, or one beside each worker of several.
 
-Each has the rows of its worker's partitions. What is about all of them is asked of all, and their answers are put
-together; if one does not answer, there is no answer, because a part of the journal must not be taken for the whole.
+Each has the rows of its worker's partitions. A question about all partitions goes to all of them, and their answers
+are put together; if one does not answer, there is no answer, because a part of the journal must not be taken for the
+whole.
 
 One may take long for an answer, since it reads a disk. So whether a machine is there at all is asked apart, while
 something is under way there (see `broker.cluster.silence`).
@@ -245,9 +246,9 @@ def merged(overviews: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def split(text: bytes, journal_of: JournalOf, count: int) -> list[bytes]:
-    """What a consumer tells, for each of `count` journals: all hear of it, and each gets its own partitions.
+    """Split what a consumer tells among `count` journals: all hear of it, and each gets its own partitions.
 
-    What cannot be read is for the first, which refuses it. Raises what `journal_of` raises.
+    A text that cannot be read goes to the first, which refuses it. Raises what `journal_of` raises.
     """
     if count == 1:
         return [text]

@@ -53,7 +53,7 @@ _METHODS: Final = {
     Resource.SUBSCRIPTIONS: ("GET",),
     Resource.RULES: ("GET",),
 }
-# What the service calls that for which a right is missing (management.md 5.4).
+# The service's names of what needs a right, for errors that say that it is missing (management.md 5.4).
 _ACTIONS: Final = {"PUT": "Manage,EntityWrite", "DELETE": "Manage,EntityDelete"}
 _OPERATIONS: Final = {"GET": "Get", "PUT": "CreateOrUpdate", "DELETE": "Delete"}
 _METHODS_OF_ENTITIES: Final = ("GET", "PUT", "DELETE")
@@ -235,7 +235,7 @@ class Management:
         return await body_of(request, MAX_BODY_BYTES, self._gateway.unfinished)
 
     def _require_destinations(self, request: web.BaseRequest, fields: Mapping[str, Any]) -> None:
-        """Who lets an entity forward has the right Manage on the destination, too (management.md 5.4)."""
+        """Check that a client that makes an entity forward may manage the destination, too (management.md 5.4)."""
         for field, header in _SUPPLEMENTARY.items():
             if destination := fields.get(field):
                 self._access.require_also(request, header, destination, Right.MANAGE)

@@ -205,7 +205,7 @@ class Incoming:
             self._maximum = min(self._maximum, max(512, int(max_frame_size)))
 
     def feed(self, data: bytes) -> bytes:
-        """What is to be looked at now; nothing while a frame is not whole, however small the pieces are."""
+        """Return the bytes to look at now; none while a frame is not whole, however small the pieces are."""
         if not self._rest:
             return data
         self._rest += data

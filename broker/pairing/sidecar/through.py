@@ -579,7 +579,7 @@ def _address(terminus: object) -> str | None:
 
 
 def _names_entity(target: object, path: str) -> bool:
-    """False if the target is another entity's. Who attaches one need not say its address."""
+    """Return False if the target is another entity's. Clients need not repeat the address when they attach."""
     address = _address(target)
     if address is None:
         return True

@@ -1,9 +1,9 @@
 """What the sidecar can say of a client's credentials without the primary.
 
 It knows the key that it was given, and remembers what the primary has accepted: tokens until they expire, keys for a
-day. It also remembers who got the right to send, or was refused it, and where. Who that is, is never told by a name
-alone, because rules of several entities may have the same: a signer is a name with the digest of its key, or of its
-token. The key of the digests is random and never leaves the process.
+day. It also remembers which signers got the right to send, or were refused it, and where. It never knows a signer by
+its name alone, because rules of several entities may have the same: a signer is a name with the digest of its key, or
+of its token. The key of the digests is random and never leaves the process.
 """
 
 import hmac
@@ -31,7 +31,7 @@ class Unverifiable(ProtocolError):
 
 
 class Signer(NamedTuple):
-    """Who has shown himself: by the key of this name, or by a token that says that a key of this name has signed it."""
+    """A client that has shown the key of this name, or a token that says that a key of this name has signed it."""
 
     name: str
     digest: bytes
@@ -115,9 +115,9 @@ class Trust:
             self._keys.remove(key_name, key)
 
     def sender_answered(self, signers: Collection[Signer], path: str, accepted: bool, now_s: float) -> None:
-        """The primary has attached a sender to the entity, or has refused the right, to who is all of these signers.
+        """Remember whether the primary attached a sender to the entity for a client that has shown all these signers.
 
-        If there are several, one of them has the right; which, is not known. If they have none, none of them has.
+        If it did, one of them has the right, and it is not known which. If it did not, none of them has.
         """
         if not signers:
             return
@@ -157,8 +157,8 @@ class Trust:
         raise Unverifiable
 
     def may_send(self, signers: Collection[Signer], path: str, now_s: float) -> bool:
-        """True for what the primary has allowed before, to one of these signers or to who was all of them; and for the
-        sidecar's own key unless that was refused."""
+        """Return whether the primary has allowed this before, to one of these signers or to all of them together. The
+        sidecar's own key may send unless that was refused."""
         if self.needs_nothing:
             return True
         shown: list[Collection[Signer]] = [[each] for each in signers]

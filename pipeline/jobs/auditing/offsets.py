@@ -296,7 +296,7 @@ def _log(row: Row | _Found, generation: int, low: int, end: int, problems: Itera
 def _without_rows(
     found: Sequence[Row], expected: Mapping[tuple[str, int, str], Expected], known: Mapping[tuple[str, int, str], Log]
 ) -> Iterator[_Found]:
-    """What should have rows, and has none. The times are those between which the others are."""
+    """Yield the ranges that should have rows, and have none. Their times are those between which the others are."""
     first = min((row.firstTime for row in found), default=0)
     last = max((row.lastTime for row in found), default=first)
     have = {_position(row) for row in found}
