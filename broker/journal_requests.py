@@ -47,7 +47,7 @@ SIGN_OF_LIFE: Final = Target(f"{PATH}/alive", {})
 
 
 class Overview(NamedTuple):
-    """Which offsets there are. `is_current`: with all that the workers have confirmed before the question."""
+    """The question which offsets there are. `is_current`: with all that the workers have confirmed before it."""
 
     is_current: bool
 

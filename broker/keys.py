@@ -99,7 +99,7 @@ def regenerate(settings: Settings, *, secondary: bool) -> Path:
 
 
 def write_security(path: Path, security: Security) -> None:
-    """For gateways, which take them with `read_security`. Raises OSError."""
+    """Write the settings for gateways, which take them with `read_security`. Raises OSError."""
     write_file(path, security.model_dump_json().encode(), mode=0o600)
 
 

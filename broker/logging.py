@@ -91,7 +91,7 @@ def _masked(name: str, value: object) -> object:
 
 
 def _escaped(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Only a traceback keeps its lines, which are indented: a line that is not is one of ours."""
+    """Escape the values. Only a traceback keeps its lines, which are indented: a line that is not is one of ours."""
     return {
         name: printable_lines(value, "  ") if name == "exception" else _printable(value)
         for name, value in event.items()

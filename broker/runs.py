@@ -237,7 +237,7 @@ def _cut_ranges(ranges: Sequence[bytes], count: int) -> tuple[Sequence[bytes], S
 
 
 def range_of(token: bytes, count: int) -> bytes:
-    """So many consecutive tokens from this one on."""
+    """Return a range of so many consecutive tokens from this one on."""
     return token + count.to_bytes(RANGE_BYTES - TOKEN_BYTES, "big")
 
 

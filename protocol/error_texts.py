@@ -53,7 +53,7 @@ def entity_not_found(namespace: str, name: str, kind: str = "Queue") -> str:
 
 
 def resource_not_found(uri: str) -> str:
-    """For a token whose entity does not exist: as on attach, with the entity as the client's audience names it."""
+    """The text for a token whose entity does not exist: as on attach, with the name in the client's audience."""
     return (
         f"The messaging entity '{uri}' could not be found. To know more visit https://aka.ms/sbResourceMgrExceptions."
     )
@@ -255,7 +255,7 @@ def partition_away(partition: int) -> str:
 
 
 def fragment_away(name: str, partition: int) -> str:
-    """For messages whose key is that of this fragment of the entity."""
+    """The text for messages whose key is that of this fragment of the entity."""
     return f"The fragment of '{name}' on partition {partition} is {_AWAY}"
 
 

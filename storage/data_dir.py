@@ -244,7 +244,7 @@ class DataDirectory:
         self._lock.release()
 
     def grow(self) -> None:
-        """From now on it has the partitions that are wanted. Entities know which partitions they live on by now."""
+        """Give the directory the partitions that are wanted. Entities know by now on which partitions they live."""
         self._write(replace(self._wanted, stores=self.described().stores))
         self.grows_from = None
 

@@ -108,7 +108,7 @@ class SharedSigns(Signs):
         return self._count != before
 
     def clear(self) -> None:
-        """From now on another process gives the signs."""
+        """Begin anew: from now on another process gives the signs."""
         self._count, self.waits_for_disk = 0, False
         self._LAYOUT.pack_into(self._memory, 0, 0, False)
 
@@ -117,7 +117,7 @@ class SharedSigns(Signs):
 
 
 class Silence:
-    """For who watches: how long a process has given no sign. Times are seconds of one monotonic clock.
+    """The silence of a watched process: how long it has given no sign. Times are seconds of one monotonic clock.
 
     Time in which nobody looked does not count, because the watched process may not have run then either.
     """

@@ -365,7 +365,7 @@ class SeenIds:
 
 
 def _by_first_byte(rows: list[bytes]) -> list[list[bytes]]:
-    """For each first byte, the rows that begin with it."""
+    """Sort the rows into lists by their first byte."""
     if extension is not None:
         found: list[list[bytes]] = extension.by_first_byte(rows)
         return found

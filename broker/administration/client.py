@@ -144,7 +144,7 @@ class HttpClient:
             raise Unreachable(f"{self._address.url} is no management API: {error}") from error
 
     def _token(self, path: str) -> str:
-        """For what is at `path`; empty without credentials."""
+        """Return a token for what is at `path`; empty without credentials."""
         match self._credentials:
             case SharedAccessKey(name, key):
                 return generate(f"{self._address.url}/{path}", name, key, int(time.time()) + TOKEN_SECONDS)

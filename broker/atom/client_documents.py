@@ -127,7 +127,7 @@ def _remove(description: Element, name: str) -> None:
 
 
 def _place(kind: str, description: Element, name: str) -> int:
-    """Before the first element that comes later in the order of the service."""
+    """Find the place before the first element that comes later in the order of the service."""
     later = {_name(each) for each in ORDER[kind][ORDER[kind].index(name) :]}
     for place, each in enumerate(description):
         if each.tag in later:

@@ -52,7 +52,7 @@ def _entry(entry: Entry, author: str, declaration: str = "") -> str:
 
 
 def write_feed_entry(entry: Entry, author: str) -> str:
-    """For `Page.entries`."""
+    """Write an entry of `Page.entries`."""
     return _entry(entry, author)
 
 
@@ -67,7 +67,7 @@ def write_feed(page: Page) -> str:
 
 
 def write_error(status: int, detail: str) -> str:
-    """Without a namespace, which would hide the detail from some clients."""
+    """Write an error without a namespace, which would hide the detail from some clients."""
     return f"<Error><Code>{status}</Code>{xml.element('Detail', detail)}</Error>"
 
 

@@ -96,7 +96,7 @@ def _read_path(text: str) -> str:
 
 
 def _scheme_of(text: str) -> str:
-    """That of the URL in which an entity is given."""
+    """Return the scheme of the URL in which an entity is given."""
     scheme, separator, _ = text.partition("://")
     return scheme.lower() if separator and scheme.lower() in SCHEMES else SCHEMES[0]
 

@@ -33,7 +33,7 @@ def read_number(text: str) -> int:
 
 
 def read_duration_ms(text: str) -> int:
-    """At most `UNLIMITED_MS`."""
+    """Read a duration; the result is at most `UNLIMITED_MS`."""
     return min(parse_duration(text), UNLIMITED_MS)
 
 

@@ -234,7 +234,7 @@ class HttpJournal:
         return Extents(namespace, partitions, namespace_id)
 
     def _offset(self, value: Any) -> int:
-        """Also of a header's text. Raises SourceFailed."""
+        """Check an offset, which may be the text of a header. Raises SourceFailed."""
         if isinstance(value, str) and re.fullmatch("[0-9]{1,19}", value, re.ASCII):
             value = int(value)
         if type(value) is not int or not 0 <= value <= _MAX_OFFSET:

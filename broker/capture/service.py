@@ -68,11 +68,11 @@ class CaptureService:
         return "it is stopping" if self._stopping.is_set() else self._away
 
     def snapshot(self) -> dict[str, Any]:
-        """That of this capture, as `snapshot` makes it."""
+        """Return this capture's figures, as the function `snapshot` makes them."""
         return snapshot(self.counters, is_up=self._away is None)
 
     def run(self) -> None:
-        """Until `stop`, or with `once` until all is captured that the journal had at the beginning.
+        """Capture until `stop`, or with `once` until all is captured that the journal had at the beginning.
 
         Raises CaptureError for what nobody can wait for; with `once` also SourceFailed and OSError.
         """

@@ -31,7 +31,7 @@ class Patience(NamedTuple):
 
     @property
     def longest_ms(self) -> int:
-        """After this time the other side is gone, whatever it waits for."""
+        """The time of silence after which the other side is gone, whatever it waits for."""
         return self.silence_ms + self.stall_ms
 
 
@@ -50,7 +50,7 @@ class Silence:
         self.beats = False  # the other side has begun to
 
     def look(self, heard: bool) -> bool:
-        """To be called each BEAT_SECONDS. `heard`: something has come since the last call. True: it is gone."""
+        """Say if the other side is gone. Call this each BEAT_SECONDS. `heard`: something came since the last call."""
         if heard:
             self._looks = 0
             return False

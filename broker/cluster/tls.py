@@ -7,12 +7,15 @@ from broker.settings.config import Cluster, ConfigurationError
 
 
 def server_context(cluster: Cluster) -> ssl.SSLContext | None:
-    """For a worker's listener; None without certificates. Raises ConfigurationError."""
+    """Make the context of a worker's listener; None without certificates. Raises ConfigurationError."""
     return _context(ssl.PROTOCOL_TLS_SERVER, cluster)
 
 
 def client_context(cluster: Cluster) -> ssl.SSLContext | None:
-    """For connections to workers, whose certificates must have the host's name. Raises ConfigurationError."""
+    """Make the context for connections to workers, whose certificates must have the host's name.
+
+    Returns None without certificates. Raises ConfigurationError.
+    """
     return _context(ssl.PROTOCOL_TLS_CLIENT, cluster)
 
 

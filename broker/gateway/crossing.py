@@ -37,7 +37,7 @@ class Crossing:
 
     @classmethod
     def of(cls, link: Link, pinning: Pinning) -> "Crossing":
-        """That of the link's session. This link is just attached: it is the first if the session has none yet."""
+        """Return the crossing of the link's session. If it has none yet, this link was just attached as its first."""
         session = link.session
         if session.context is None:
             session.context = cls(pinning) if link.is_coordinator else _NOT_CROSSING

@@ -151,7 +151,7 @@ class Gateway:
                     await worker.connected.wait()
 
     async def _start_operations(self) -> dict[str, int]:
-        """Before anything else, so that it says what this process waits for."""
+        """Start to report before anything else, so that the endpoint says what this process waits for."""
         if sockets := self._instructions.gateway_sockets:
             self._reports = self._report_at(sockets[self._number])
             return {}
@@ -325,7 +325,7 @@ class Gateway:
         self._forget(frozenset(removed))
 
     def _forget(self, removed: Collection[Entity]) -> None:
-        """These entities were deleted."""
+        """Detach all links from these entities, which were deleted."""
         if not removed:
             return
         for connection in list(self.connections):

@@ -54,7 +54,7 @@ class Entity:
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> Self:
-        """From the catalog."""
+        """Make an entity of a document of the catalog."""
         definition = Definition.from_document(document)
         return cls(
             definition.entity_id,
@@ -199,15 +199,15 @@ class Namespace:
         return self._entities.get(path.lower())
 
     def queues(self) -> Sequence[Entity]:
-        """In the order of their names."""
+        """Return the queues in the order of their names."""
         return self._in_order().get("queue", ())
 
     def topics(self) -> Sequence[Entity]:
-        """In the order of their names."""
+        """Return the topics in the order of their names."""
         return self._in_order().get("topic", ())
 
     def subscriptions_of(self, topic: str) -> Sequence[Entity]:
-        """In the order of their names."""
+        """Return the subscriptions of the topic in the order of their names."""
         return self._in_order().get(f"subscriptions of {topic.lower()}", ())
 
     def _in_order(self) -> Mapping[str, list[Entity]]:
@@ -228,7 +228,7 @@ class Namespace:
         return entity
 
     def keys_of(self, entity: Entity) -> Keys:
-        """Which keys choose the fragments of the entity's messages; for a subscription, those of its topic."""
+        """Return which keys choose the fragments of the entity's messages; for a subscription, those of its topic."""
         if not entity.is_partitioned:
             return Keys.NONE
         sent_to: Entity | None = entity

@@ -14,6 +14,6 @@ class Pinning(Enum):
 
     @classmethod
     def of(cls, open_properties: Mapping[Any, Any]) -> "Pinning":
-        """That of the client that sent these open properties: Azure's SDKs name themselves in two of them."""
+        """Return how the client that sent these open properties pins: Azure's SDKs name themselves in two of them."""
         named = any("azsdk-" in str(open_properties.get(name, "")) for name in ("user-agent", "product"))
         return cls.BY_LINKS if named else cls.BY_RECEIVERS

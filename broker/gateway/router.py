@@ -280,8 +280,8 @@ class WorkerConnection:
         self._router.on_caught_up()
 
     def lost(self) -> None:
-        """Nothing more comes. Tell the channels. Requests wait for the worker if they may be done twice; else they are
-        answered that the outcome is unknown.
+        """Tell the channels that nothing more comes. Requests wait for the worker if they may be done twice; else they
+        are answered that the outcome is unknown.
         """
         self._lost.set()
         was_stalled, self._awaits, self.is_stalled = self.is_stalled, False, False
@@ -678,7 +678,7 @@ class Router:
 
     @property
     def namespace_id(self) -> bytes:
-        """That of all partitions; empty if no worker has told it yet."""
+        """The namespace id, which all partitions have; empty if no worker has told it yet."""
         return self._namespace_id
 
     def next_number(self) -> int:

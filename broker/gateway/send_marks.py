@@ -25,7 +25,7 @@ class SendMarks:
         return next(iter(self._waiting), self._next)
 
     def end(self, mark: int, count: int) -> None:
-        """So many more deliveries of the command have an outcome, or nobody waits for it."""
+        """Note that so many more deliveries of the command have an outcome, or that nobody waits for it."""
         left = self._waiting[mark] - count
         if left:
             self._waiting[mark] = left

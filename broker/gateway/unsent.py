@@ -71,15 +71,15 @@ class UnsentOutput:
         self.add(last)
 
     def skip(self, count: int) -> None:
-        """So many bytes without frames are about to be written."""
+        """Count so many bytes without frames that are about to be written."""
         self._position += count
 
     def expect_deliveries(self) -> None:
-        """From now on output may have deliveries that count."""
+        """Note that from now on output may have deliveries that count."""
         self._has_deliveries = True
 
     def retain(self, link: Link, entries: list[Any]) -> None:
-        """These entry items (`broker.wire`) were given to the engine."""
+        """Keep these entry items (`broker.wire`), which were given to the engine."""
         self._unwritten.append((link, entries))
 
     def retained(self, link: Link) -> list[Any]:

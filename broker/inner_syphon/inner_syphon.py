@@ -34,7 +34,7 @@ LOOK_SECONDS: Final = 0.1  # between two looks whether the broker serves
 
 
 class InnerSyphon:
-    """Also what the process with the operations endpoint asks (`broker.gateway.reports.Reporter`)."""
+    """The syphon that the broker runs. It also answers the operations endpoint (`broker.gateway.reports.Reporter`)."""
 
     def __init__(self, instructions: Instructions, beat: Callable[[], None]) -> None:
         """`beat` is a sign of life to the supervisor. Raises ConfigurationError."""

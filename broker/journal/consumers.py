@@ -87,7 +87,7 @@ class Consumers:
 
 
 def _read(path: Path) -> dict[str, dict[int, Progress]]:
-    """Empty if nothing can be read: then files are kept for longer. Raises OSError."""
+    """Read the progress of all consumers; empty if unreadable: then files are kept for longer. Raises OSError."""
     try:
         found = msgpack.unpackb(path.read_bytes(), strict_map_key=False)
         return {

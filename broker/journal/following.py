@@ -114,11 +114,11 @@ class Follower:
 
     @property
     def journals(self) -> Mapping[int, PartitionJournal]:
-        """By partition; of any thread."""
+        """The journals by partition. Any thread may ask."""
         return dict(self._journals)
 
     def logged(self) -> dict[int, int]:
-        """By worker: the last turn that it has on disk, and so the last that anybody has seen. Of any thread."""
+        """The last turn that each worker has on disk, and so the last that anybody has seen. Any thread may ask."""
         return {worker: durable_lsn(self._directory, worker) for worker in range(self._workers)}
 
     def has(self, turns: Mapping[int, int]) -> bool:
@@ -193,7 +193,10 @@ class Follower:
                 write_position(position_path(self._directory, worker), position)
 
     def _note_ends(self) -> None:
-        """Before positions are written: after that, the rows cannot be made of the log again. Raises OSError."""
+        """Write the ends before positions are written: after that, the rows cannot be made from the log again.
+
+        Raises OSError.
+        """
         ends = {partition: each for partition, journal in self._journals.items() if (each := journal.reached)}
         if ends == self._ends:
             return
@@ -311,7 +314,7 @@ class Follower:
         return sum(len(frame.payload) for frame in had)
 
     def _append_all(self, frames: Iterable[Frame], log_id: bytes, *, strict: bool) -> None:
-        """Without `strict`, a frame that cannot be read is a gap of the partitions that it may be about."""
+        """Append the rows of frames. Without `strict`, an unreadable one is a gap of the partitions it may be about."""
         batch = _Batch(self, log_id)
         lsn = 0
         try:

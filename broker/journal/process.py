@@ -52,7 +52,7 @@ class SignsOfThread(Signs):
 
 
 class JournalProcess:
-    """Also what the process with the operations endpoint asks (`broker.gateway.reports.Reporter`)."""
+    """The journal's process. It also answers the operations endpoint (`broker.gateway.reports.Reporter`)."""
 
     def __init__(self, instructions: Instructions, beat: Callable[[], None]) -> None:
         """`beat` is a sign of life to the supervisor."""
@@ -155,7 +155,7 @@ class JournalProcess:
         self.follower.close()
 
     async def _listen(self, server: Callable[[], asyncio.BaseProtocol]) -> asyncio.AbstractServer:
-        """For gateways: of this machine on a unix socket, else by TCP. Raises ConfigurationError."""
+        """Listen for gateways: of this machine on a unix socket, else by TCP. Raises ConfigurationError."""
         loop = asyncio.get_running_loop()
         address, cluster = self._settings.cluster.journal_listen, self._settings.cluster
         if address is None:

@@ -16,7 +16,10 @@ from storage.journal.frames import Made
 
 
 def read_names(data_directory: Path) -> dict[int, str]:
-    """Empty if there are none, or they cannot be read: entities are then named by their ids. Raises OSError."""
+    """Read the names, by entity id. Raises OSError.
+
+    Empty if there are none, or they cannot be read: entities are then named by their ids.
+    """
     try:
         content = (data_directory / JOURNAL / "names").read_bytes()
         found = msgpack.unpackb(content, strict_map_key=False)
@@ -33,7 +36,10 @@ def write_names(data_directory: Path, names: dict[int, str]) -> None:
 
 
 def read_ends(data_directory: Path) -> dict[int, Reached]:
-    """Empty if there are none, or they cannot be read: then nothing is known to be missing. Raises OSError."""
+    """Read the ends, by partition. Raises OSError.
+
+    Empty if there are none, or they cannot be read: then nothing is known to be missing.
+    """
     try:
         found = msgpack.unpackb((data_directory / JOURNAL / "ends").read_bytes(), strict_map_key=False)
         return {

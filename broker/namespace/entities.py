@@ -73,7 +73,7 @@ class Frozen(BaseModel):
 
 
 def _each_once(rights: tuple[Right, ...]) -> tuple[Right, ...]:
-    """In the order given, which clients of the administration API get back."""
+    """Drop repetitions, and keep the order given, which clients of the administration API get back."""
     return tuple(dict.fromkeys(rights))
 
 

@@ -23,7 +23,7 @@ class Sku(StrEnum):
 
 
 def size_factor(sku: Sku | None, fragments: int) -> int:
-    """By what the size of a partitioned entity is multiplied, for all its fragments together.
+    """Return by what the size of a partitioned entity is multiplied, for all its fragments together.
 
     In Standard it is 16, whatever the number of fragments here, but where there are more each has the whole size: so
     they had it before sizes were multiplied.

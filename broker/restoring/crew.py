@@ -32,8 +32,9 @@ class CrewDied(MaintenanceError):
 
 
 class Crew:
-    """With one process, units are done in this one. Processes are started when there is a unit for them, and killed at
-    the end of the `with` block."""
+    """Processes that do units of a restore; if there is only one, units are done in this process. They are started when
+    there is a unit for them, and killed at the end of the `with` block.
+    """
 
     def __init__(self, processes: int, advance: Tell) -> None:
         self._count = processes

@@ -92,9 +92,9 @@ class Definitions:
 
     @classmethod
     def declared(cls, settings: Settings, now_ms: int) -> Self:
-        """With the names as they are declared: versions that captured no definitions made them so.
+        """Make the definitions of a configuration, with the names as they are declared.
 
-        Raises CannotReconcile.
+        Versions that captured no definitions made entities with such names. Raises CannotReconcile.
         """
         stores = [MemoryStore() for _ in range(settings.partitions)]
         reconcile(stores, settings.entities, now_ms, settings.rules, settings.partitioning, keep_case=True)
@@ -152,7 +152,7 @@ def destinations(of: Description) -> Iterator[str]:
 
 
 def entities_of(entities: Iterable[Definition]) -> dict[str, Entity]:
-    """By path in lower case."""
+    """Return the entities by path in lower case."""
     entities = list(entities)
     topics = {
         each.description.path.lower(): each.entity_id

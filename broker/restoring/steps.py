@@ -109,7 +109,7 @@ class Rebuilding:
         return rebuilder.finish(unwanted_of(partition, work))
 
     def _ids(self, partition: int, store: LmdbStore, work: Work) -> int:
-        """Also of other partitions: entities that are here now may have been there."""
+        """Restore the seen ids, also from other partitions: entities that are here now may have been there."""
         windows = Windows(self.definitions.entities, {partition: store}, self.now_ms)
         if self.sieve.ids_us is not None:
             for other, epoch in sorted(self.sieve.epochs.items()):

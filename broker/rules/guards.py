@@ -18,8 +18,8 @@ from broker.rules.values import equality_key
 
 
 class Condition(NamedTuple):
-    """On a property of the system or the user, by its name in lower case: its value; or, with `is_null`, that it has
-    none, which is the value True of the condition.
+    """A condition on a property of the system or the user, by its name in lower case: which value it has; or, with
+    `is_null`, that it has none, which is the value True of the condition.
     """
 
     is_system: bool

@@ -128,7 +128,7 @@ class RuleSet:
         return len(self._unguarded)
 
     def rules(self, subscription: Hashable) -> Iterator[Rule]:
-        """In the order in which they were added."""
+        """Yield the rules in the order in which they were added."""
         return (entry.rule for entry in self._subscriptions.get(subscription, {}).values())
 
     def add(self, subscription: Hashable, rule: Rule) -> None:

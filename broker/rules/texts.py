@@ -100,5 +100,5 @@ def read_guid(text: str) -> UUID | None:
 
 
 def _stripped(text: str) -> str:
-    """Without white space around it; empty if it is too long for any of these values."""
+    """Return the text without white space around it; empty if it is too long for any of these values."""
     return text.strip() if len(text) <= MAX_CHARACTERS else ""

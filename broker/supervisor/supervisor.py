@@ -247,7 +247,7 @@ def _emptied(directory: DataDirectory) -> set[int]:
 
 
 def _note_stores(directory: DataDirectory, partitions: Iterable[int]) -> None:
-    """From now on, a store that is missing is damage. Raises ConfigurationError.
+    """Note the stores that there are: from now on, one that is missing is damage. Raises ConfigurationError.
 
     A directory of an earlier version on a full disk is used all the same.
     """
@@ -300,7 +300,7 @@ def _refuse(error: StoreError) -> NoReturn:
 
 
 def _write_ports(directory: Path, answers: dict[str, dict[str, Any]]) -> None:
-    """For `peeklock connection-string`; and for deploy/healthcheck the port for operations, or that there is none."""
+    """Write the ports for `peeklock connection-string`, and that for operations, or "off", for deploy/healthcheck."""
     ports = (answer["ops_port"] for answer in answers.values() if answer.get("ops_port") is not None)
     try:
         write_in_place(directory / OPS_PORT_FILE, f"{next(ports, 'off')}\n".encode())

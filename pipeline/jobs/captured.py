@@ -86,7 +86,7 @@ class Manifest(NamedTuple):
 def _on_all(
     spark: SparkSession, check: Callable[[DataFile], str | None], wanted: Sequence[DataFile]
 ) -> Sequence[str | None]:
-    """On a cluster by its executors: the driver alone would read all that they read together."""
+    """Check files on a cluster by its executors: the driver alone would read all that they read together."""
     context = spark.sparkContext
     if context.master.startswith("local"):
         with ThreadPoolExecutor(THREADS) as pool:

@@ -95,7 +95,7 @@ def with_bodies(dead: DataFrame, messages: DataFrame | None, ledger: DataFrame) 
 
 
 def _origins(dead: DataFrame, ledger: DataFrame) -> DataFrame:
-    """By place of each that was dead-lettered, the places (_FIRST) whose rows may have its body, the nearest of which
+    """Return, by place of each dead-lettered message, the places (_FIRST) whose rows may have its body; the nearest
     counts: its own, with `moves` 0, and those that it came from within its partition.
 
     A message that waited to be due, or that another queue of the same partition has forwarded, has it there.

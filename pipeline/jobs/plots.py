@@ -240,8 +240,8 @@ def _figure(height: float, legend: _Legend | None) -> Figure:
 
 
 def _labels(names: Iterable[str]) -> dict[str, str]:
-    """By name a text of at most _MAX_LABEL_CHARACTERS, another one for each: of names that begin alike, the end is
-    shown, too.
+    """Return by name a text of at most _MAX_LABEL_CHARACTERS, another one for each. If names begin alike, their ends
+    are shown, too.
     """
     found = {name: shown(name) for name in names}
     cuts: tuple[Callable[[str], str], ...] = (_beginning, _both_ends)

@@ -21,7 +21,7 @@ _LONGEST_TEXT: Final = 1000  # characters of a text of the row that the message 
 
 
 def place_of(columns: dict[str, pa.Array], row: int) -> str:
-    """For errors; empty if the row is not of the journal."""
+    """Describe the place of a row, for errors; empty if the row is not of the journal."""
     if "journalOffset" not in columns or columns["journalOffset"][row].as_py() is None:
         return ""
     partition = columns["partition"][row].as_py() if "partition" in columns else None

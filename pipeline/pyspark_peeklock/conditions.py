@@ -39,7 +39,7 @@ class Conditions:
     values: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def and_also(self, condition: Filter) -> "Conditions | None":
-        """With a further condition, which is met exactly, or None if it is not one of these."""
+        """Add a further condition, which is met exactly; None if it is not one of these."""
         column, value = getattr(condition, "attribute", ()), getattr(condition, "value", None)
         if column == ("journalOffset",):
             bounds = _bounds(condition, value, 1) if _is_number(value) else None

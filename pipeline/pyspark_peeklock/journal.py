@@ -292,7 +292,7 @@ def _joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 class JournalReader(_Journal, DataSourceReader):
     def partitions(self) -> list[JournalRange]:
-        """Both ends are found here, once, so that tasks that run again read the same."""
+        """Plan the ranges. Both ends are found here, once, so that tasks that run again read the same."""
         client = JournalClient(self._endpoint)
         try:
             namespace, states = self._states(client)

@@ -131,7 +131,7 @@ class JournalClient:
         return states_of(self._overview("/$journal?current=1" if current else "/$journal"))
 
     def told(self, consumer: str) -> dict[tuple[int, str], int]:
-        """By partition and epoch, before which offset the consumer has told that it has all. Raises as `states`."""
+        """Return before which offset the consumer has all, by partition and epoch. Raises as `states`."""
         return told_of(self._overview("/$journal"), consumer)
 
     def _overview(self, path: str) -> Any:

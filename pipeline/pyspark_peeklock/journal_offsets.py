@@ -71,8 +71,9 @@ def states_of(answer: Any) -> tuple[str, dict[int, PartitionState]]:
 
 
 def told_of(answer: Any, consumer: str) -> dict[tuple[int, str], int]:
-    """By partition and epoch, before which offset the consumer has all, as an answer to `GET /$journal` says; nothing
-    if it does not know the consumer. Raises JournalRefused if it makes no sense."""
+    """Return before which offset the consumer has all, by partition and epoch, as an answer to `GET /$journal` says;
+    nothing if it does not know the consumer. Raises JournalRefused if it makes no sense.
+    """
     try:
         return {
             (_number(each["partition"], MAX_PARTITION), _epoch(each["epoch"])): _number(each["offset"])
@@ -176,7 +177,7 @@ def latest(
 
 
 def shared(left: Mapping[int, int], most: int | None) -> dict[int, int]:
-    """At most `most` in all, in proportion to what is left of each; all that has any gets some, if there are enough."""
+    """Share at most `most` in proportion to what is left of each; all that has any gets some, if there are enough."""
     total = sum(left.values())
     if most is None or total <= most:
         return dict(left)

@@ -38,7 +38,7 @@ class DeleteEntity:
 
 @dataclass(frozen=True, slots=True)
 class MoveEntity:
-    """To another partition; a topic with its subscriptions."""
+    """A move of a queue or topic to another partition; a topic moves with its subscriptions."""
 
     path: str
     partition: int

@@ -188,7 +188,7 @@ def _lost_entry(found: Names) -> EntryName | None:
 
 
 def _sequence(name: str) -> int:
-    """That of an entry; -1 if it is the name of none."""
+    """Return the number of an entry; -1 if this is the name of none."""
     match = _ENTRY.fullmatch(name)
     return int(match["sequence"]) if match else -1
 
@@ -245,7 +245,7 @@ class Chain:
             raise
 
     def require(self, namespace: str, namespace_id: str | None, journal: Collection[Position]) -> None:
-        """That what is captured is of this broker, as of `__init__`; the next entry has its id, if that was not known.
+        """Check that the capture is of this broker (see `__init__`); the next entry has its id, if that was not known.
 
         Raises AnotherNamespace, AnotherBroker; SourceFailed if nobody can say now.
         """
@@ -281,7 +281,7 @@ class Chain:
         self.check()
 
     def _wait_for_end(self, other: Writer, sleep: Callable[[float], object]) -> None:
-        """Until its claim says that it has ended, or was not renewed for the time of a lease. Raises InUse."""
+        """Wait until its claim says that it has ended, or was not renewed for the time of a lease. Raises InUse."""
         said = self._claim_of(other)
         for _ in range(RENEWALS_PER_LEASE + 1):
             if said is None or b'"ended": true' in said:
@@ -312,7 +312,7 @@ class Chain:
             raise Superseded(f"another capture has taken over {self._place.url}: {_told(self._claim_of(greater))}")
 
     def renew_when_due(self) -> None:
-        """To be called more often than `LEASE_SECONDS / RENEWALS_PER_LEASE`. Raises OSError."""
+        """Renew the claim in time, if called more often than `LEASE_SECONDS / RENEWALS_PER_LEASE`. Raises OSError."""
         now_s = time.monotonic()
         if self._lock is None and now_s - self._renewed_s >= self._lease_seconds / RENEWALS_PER_LEASE / 2:
             self._renewals += 1

@@ -156,7 +156,7 @@ def _damage(place: Place, file: DataFile) -> DamagedFile | None:
 
 
 def _was_replaced(place: Place, file: DataFile) -> bool:
-    """By a compaction since the manifest was read."""
+    """Return whether a compaction has replaced the file since the manifest was read."""
     try:
         state = load(place)
     except DamagedManifest:

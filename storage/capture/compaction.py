@@ -81,7 +81,7 @@ def _merge(writer: CaptureWriter, run: list[DataFile]) -> None:
 
 
 def _check(file: DataFile, run: Iterable[DataFile], writer: CaptureWriter) -> None:
-    """That the new file has what the manifest says that the old ones have. Raises DamagedFile."""
+    """Check that the new file has what the manifest says that the old ones have. Raises DamagedFile."""
     counts: dict[tuple[int, str], int] = defaultdict(int)
     for each in run:
         for found in each.ranges:

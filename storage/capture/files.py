@@ -69,7 +69,7 @@ def write(place: Place, part: Part, now_ms: int) -> DataFile:
 
 
 def require_whole(place: Place, file: DataFile) -> None:
-    """That it has the bytes that were written. Raises DamagedFile, OSError."""
+    """Check that the file has the bytes that were written. Raises DamagedFile, OSError."""
     try:
         size_bytes, checksum = place.measure(file.path)
     except FileNotFoundError:
@@ -85,7 +85,7 @@ def _require(place: Place, file: DataFile, size_bytes: int, checksum: str) -> No
 
 
 def verify(place: Place, file: DataFile) -> None:
-    """That it has the bytes that were written, and the rows that the manifest says. Raises DamagedFile, OSError."""
+    """Check that the file has the bytes and the rows that the manifest says. Raises DamagedFile, OSError."""
     counted: dict[Position, Range] = {}
     for group in groups(place, file):
         count(counted, group.read(["partition", "epoch", "journalOffset"]))
@@ -100,7 +100,7 @@ def count(counted: dict[Position, Range], rows: pa.Table) -> None:
 
 
 def require_counted(place: Place, file: DataFile, counted: Mapping[Position, Range]) -> None:
-    """That these are the rows that the manifest says. Raises DamagedFile."""
+    """Check that these are the rows that the manifest says. Raises DamagedFile."""
     rows = sum(each.rows for each in counted.values())
     if rows != file.rows:
         raise DamagedFile(place.uri(file.path), f"has {wording.counted(rows, 'row')}, not {file.rows}")

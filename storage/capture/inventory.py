@@ -51,8 +51,9 @@ class Expected(NamedTuple):
 
 
 def inventory(state: State) -> list[Expected]:
-    """In the order in which the manifest got to know them: of one partition, an epoch that was restored comes behind
-    the one before."""
+    """Return what is expected, in the order in which the manifest got to know it: of one partition, an epoch that was
+    restored comes behind the one before.
+    """
     gaps: dict[Position, list[Span]] = defaultdict(list)
     for gap in state.gaps:
         gaps[gap.partition, gap.epoch].append(Span(gap.first, gap.last + 1))

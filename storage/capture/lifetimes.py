@@ -245,7 +245,7 @@ def _last(states: pa.Table) -> pa.Table:
 
 
 def _without(moves: pa.Table, ended: pa.Array) -> pa.Table:
-    """Without the messages of these keys, but with those of them that others were made of which are left."""
+    """Return the moves without the messages of these keys, but with those from which others were made that are left."""
     made = moves.filter(pc.is_valid(moves.column("origin"))).select(["key", "origin"])
     while len(made) and len(ended):
         left = made.filter(pc.invert(pc.is_in(made.column("key"), ended)))

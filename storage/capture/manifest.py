@@ -54,7 +54,7 @@ class Range(_Model):
         return self.partition, self.epoch
 
     def with_rows_of(self, other: "Range") -> "Range":
-        """Both, of one partition and epoch."""
+        """Join two ranges of one partition and epoch."""
         first, last = min(self.first, other.first), max(self.last, other.last)
         return self.model_copy(update={"first": first, "last": last, "rows": self.rows + other.rows})
 

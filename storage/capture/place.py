@@ -73,7 +73,7 @@ class Place:
 
     @classmethod
     def of(cls, url: str) -> Self:
-        """Also of a plain path. Raises InvalidPlace."""
+        """Make a place of a URL, or of a plain path. Raises InvalidPlace."""
         try:
             if "://" not in url:
                 if not url.strip():
@@ -93,7 +93,7 @@ class Place:
         return Path(self._root) if isinstance(self._file_system, fs.LocalFileSystem) else None
 
     def write(self, path: str, content: bytes) -> None:
-        """Durable on return, and never seen in part. Replaces a file of that name. Raises OSError."""
+        """Write or replace a file. It is durable on return, and never seen in part. Raises OSError."""
         with self.writing(path) as sink:
             sink.write(content)
 
@@ -132,7 +132,7 @@ class Place:
         return size_bytes, digest.hexdigest()
 
     def open(self, path: str) -> pa.NativeFile:
-        """For reading any part of it. Raises OSError; FileNotFoundError if it is not there."""
+        """Open a file to read any part of it. Raises OSError; FileNotFoundError if it is not there."""
         return self._file_system.open_input_file(self._at(path))
 
     def files(self, folder: str) -> Iterator[Stored]:
@@ -170,7 +170,7 @@ def _writing_locally(path: Path) -> Iterator[BinaryIO]:
 
 
 def _make_folder(folder: Path) -> None:
-    """With those above it; each survives a power cut."""
+    """Make the folder and those above it; each survives a power cut."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)

@@ -73,7 +73,7 @@ class Captured:
         return sorted(CapturedRange(*each.position, *span) for each in inventory(self._state) for span in each.captured)
 
     def require_complete(self) -> None:
-        """That the files can have all that the manifest says was captured. Raises DamagedManifest."""
+        """Check that the files can have all that the manifest says was captured. Raises DamagedManifest."""
         if self._state is not None and (found := [*contradictions(self._state)]):
             raise DamagedManifest("\n".join(found))
 

@@ -102,7 +102,7 @@ class Rebuilt:
     taken_over: int = 0  # had not left yet, and another partition has them
 
     def document(self) -> dict[str, Any]:
-        """For JSON and the like."""
+        """Return plain values, for JSON and the like."""
         plain = {each.name: getattr(self, each.name) for each in fields(self)}
         return plain | {"messages": [[*key, count] for key, count in self.messages.items()]}
 
@@ -272,7 +272,7 @@ class Rebuilder:
         return message_id
 
     def _refer(self, message_id: int, change: int) -> None:
-        """So many more entries refer to the record, which is there."""
+        """Count so many more entries that refer to the record, which is there."""
         key = message_key(message_id)
         value = self._store.get(Table.REFS, key)
         count = (1 if value is None else decode_references(value)) + change
@@ -301,7 +301,7 @@ class Rebuilder:
             self._refer(entry.message_id, -1)
 
     def _change(self, queue_id: int, number: int, place: Place, entry: Entry, row: dict[str, Any]) -> None:
-        """By a row that neither enters nor leaves."""
+        """Change the message as a row says that neither enters nor leaves."""
         overlay: Overlay | None = entry.overlay
         if row["overlay"] is not None:
             overlay = msgpack.unpackb(row["overlay"], strict_map_key=False)
@@ -402,7 +402,7 @@ class Rebuilder:
             yield queue_id, Place(place), number, decode_entry(value)
 
     def _items(self, table: Table, first: bytes = b"", end: bytes = b"\xff" * 512) -> Iterator[tuple[bytes, bytes]]:
-        """In the order of their keys; those that come may be deleted meanwhile."""
+        """Yield the items in the order of their keys; those that were yielded may be deleted meanwhile."""
         while items := self._store.scan(table, first, end, _PAGE):
             yield from items
             first = items[-1][0] + b"\0"
@@ -437,7 +437,7 @@ class Rebuilder:
         return 0 if record is None else message_enqueued_ms(record)
 
     def _next_numbers(self) -> dict[int, int]:
-        """By queue id, of all queues that ever had a number."""
+        """Return the next number of all queues that ever had one, by queue id."""
         found: dict[int, int] = {}
         for queue in {queue for _, queue in (*self._survey.highest, *self._survey.given)}:
             entity, part = self._entities.get(queue.entity), _PARTS.get(queue.sub_queue)
@@ -525,7 +525,7 @@ def _first_number(entity: Entity, partition: int) -> int:
 
 
 def _marks_of_others(survey: Survey, partition: int) -> dict[QueueName, dict[int, Mark]]:
-    """By queue, what other partitions have taken over."""
+    """Return what other partitions have taken over, by queue."""
     found: dict[QueueName, dict[int, Mark]] = defaultdict(dict)
     for (queue, by), mark in survey.marks.items():
         if by != partition:

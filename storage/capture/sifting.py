@@ -76,7 +76,7 @@ class Work:
             return None
 
     def note(self, name: str, document: object) -> None:
-        """Durable on return. Raises OSError."""
+        """Note what a unit has found; it is durable on return. Raises OSError."""
         write_file(self.folder / f"{name}.json", json.dumps(document).encode())
 
     def write(self, name: str, schema: pa.Schema, tables: Iterable[pa.Table], codec: str | None = "lz4") -> None:
@@ -192,7 +192,7 @@ def seen_in(file: DataFile, work: Work) -> Look:
 
 
 def choose(partition: int, ledger: Sequence[DataFile], sieve: Sieve, work: Work) -> int:
-    """After all files of the ledger. Returns how many rows matter. Raises OSError."""
+    """Choose the rows that matter, after all files of the ledger. Returns how many there are. Raises OSError."""
     unit = f"chosen-{partition}"
     if (known := work.noted(unit)) is not None:
         return int(known["rows"])
@@ -251,7 +251,7 @@ class Offsets:
 
     @staticmethod
     def write(work: Work, partition: int, offsets: pa.Array) -> None:
-        """Durable on return. Raises OSError."""
+        """Write the offsets, which are durable on return. Raises OSError."""
         content = pa.concat_arrays([offsets]).buffers()[1]  # none is null, so they are side by side
         write_file(Offsets._path(work, partition), content[: 8 * len(offsets)].to_pybytes() if len(offsets) else b"")
 
@@ -275,7 +275,7 @@ def ids_of(partition: int, ledger: Sequence[DataFile], epoch: str, work: Work) -
 
 
 def fetch(place: Place, file: DataFile, sieve: Sieve, partitions: Collection[int], work: Work, tell: Tell) -> None:
-    """After `choose` for these partitions. `tell` is told of rows. Raises DamagedFile, OSError."""
+    """Fetch records, after `choose` for these partitions. `tell` is told of rows. Raises DamagedFile, OSError."""
     unit = unit_of("bodies", file)
     if work.noted(unit) is not None:
         tell(file.rows)

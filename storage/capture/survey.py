@@ -151,7 +151,7 @@ class Look:
         self.truncated += other.truncated
 
     def document(self) -> dict[str, Any]:
-        """For JSON and the like."""
+        """Return plain values, for JSON and the like."""
         return {
             "queues": [asdict(each) for each in self.queues.values()],
             "before": [*self.before.items()],
@@ -173,8 +173,10 @@ class Look:
 
 
 def look(rows: pa.Table | pa.RecordBatch, is_before: pa.Array | None = None) -> Look:
-    """At rows with COLUMNS, of one epoch of each partition. `is_before`: of each row, whether it is before the cut;
-    None if all are."""
+    """Look at rows with COLUMNS, of one epoch of each partition.
+
+    `is_before`: of each row, whether it is before the cut; None if all are.
+    """
     found = Look()
     if not len(rows):
         return found

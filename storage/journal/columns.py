@@ -31,7 +31,7 @@ NO_PROPERTIES: Final = Properties()
 
 
 class PlainColumns:
-    """In lists; columns that only rows with a message have are kept for these alone.
+    """Columns in lists; those that only rows with a message have are kept for these alone.
 
     Rows are added in order: first the messages of those that bring some, then the rows.
     """
@@ -100,7 +100,7 @@ class NativeColumns:
         return len(self._columns)
 
     def arrays(self) -> dict[str, pa.Array]:
-        """To be called once: they are no more here then."""
+        """Take the columns. Call this once: they are no more here then."""
         return {name: self._array(index, SCHEMA.field(name).type) for index, name in enumerate(_ALL_COLUMNS)}
 
     def _array(self, index: int, kind: pa.DataType) -> pa.Array:

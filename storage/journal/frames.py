@@ -87,7 +87,7 @@ def _checksum(fields: bytes, payload: bytes | memoryview | pa.Buffer) -> int:
 
 
 def decode(payload: bytes | memoryview, *, records: bool = True) -> pa.RecordBatch:
-    """Without `records`, columns with bodies are left out, and not decompressed. Raises CorruptJournal."""
+    """Decode a batch; without `records`, no columns with bodies, which are not decompressed. Raises CorruptJournal."""
     try:
         with pa.ipc.open_stream(payload, options=None if records else _WITHOUT_BODIES) as stream:
             return stream.read_next_batch()

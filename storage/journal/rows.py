@@ -348,7 +348,7 @@ class Rows:
         reason: str | None,
         changed: Mapping[tuple[int, int], bytes],
     ) -> None:
-        """These stay, and some have another overlay since."""
+        """Add rows of messages that stay, some of which have another overlay since."""
         queue = self._queues.at(queue_id)
         if queue.mode is Mode.BODIES:
             for number in numbers:
@@ -512,7 +512,7 @@ def _unpacked(operations: Iterable[tuple[int, int, Any]], payload: bytes | memor
 
 
 def _origins_of(hints: Sequence[Any]) -> dict[int, dict[int, _Origin]]:
-    """From where messages come, by queue and number."""
+    """Return from where messages come, by queue and number."""
     origins: dict[int, dict[int, _Origin]] = {}
     for hint in hints:
         kind = hint[0]

@@ -15,7 +15,7 @@ class BehindStore(LoggedStore):
 
 
 class _NoLog:
-    """In place of a log, which takes no changes."""
+    """The stand-in for a log that takes no changes."""
 
     def __init__(self, problem: str) -> None:
         self._problem = problem

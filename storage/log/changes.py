@@ -27,7 +27,7 @@ class Operation(IntEnum):
 
 
 def packable(value: object) -> Any:
-    """In place of `Entries` and `Keys` that a packer meets."""
+    """Return what a packer takes in place of `Entries` and `Keys` that it meets."""
     if extension is not None and isinstance(value, extension.Entries):
         return value.items()
     if extension is not None and isinstance(value, extension.Keys):
@@ -158,7 +158,7 @@ class YoungTable:
 
     @property
     def changed(self) -> dict[bytes, bytes | None]:
-        """Other keys than the fresh ones; None: deleted."""
+        """The changes of other keys than the fresh ones; None: deleted."""
         if self._deleted:
             self._changed.update(dict.fromkeys(chain.from_iterable(map(_each_of, self._deleted))))
             self._deleted.clear()

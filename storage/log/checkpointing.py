@@ -173,7 +173,7 @@ class Checkpointer:
         self._ask([Request.PREPARE, str(path), size_bytes])
 
     def _ask(self, request: list[Any]) -> None:
-        """For an answer."""
+        """Send a request that has an answer."""
         if not self._asked:
             self._silence.heard(time.monotonic())
         self._asked += 1
@@ -185,7 +185,7 @@ class Checkpointer:
                 self._connection.sendall(msgpack.packb(request))
 
     def look(self) -> None:
-        """To be called every LOOK_SECONDS: kill the process if it hangs. `answers` will say that it has ended."""
+        """Kill the process if it hangs; `answers` will say that it has ended. Call this every LOOK_SECONDS."""
         if self._process is None or not self._asked:
             return
         now = time.monotonic()

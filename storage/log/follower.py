@@ -63,7 +63,7 @@ def read_position(path: Path) -> Position | None:
 
 
 def write_position(path: Path, position: Position) -> None:
-    """Durable, and whole or as before. Raises OSError."""
+    """Write a position: durable on return, and after a crash whole or as before. Raises OSError."""
     content = _POSITION.pack(position.log_id[:8], position.lsn)
     try:
         write_file(path, content)

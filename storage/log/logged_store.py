@@ -288,7 +288,7 @@ class LoggedStore(Store):
     # -- room
 
     def used_bytes(self) -> int:
-        """With the most that young changes may take. If they take less, the next checkpoint shows it."""
+        """The size, with the most that young changes may take. If they take less, the next checkpoint shows it."""
         return self.tables.used_bytes() + YOUNG_FACTOR * self._log.unwritten_bytes(self.partition)
 
     def fits(self, added_bytes: int, sizes: Iterable[int], pages: int = 0) -> bool:

@@ -163,7 +163,7 @@ class LogTail:
             return
 
     def _bytes(self, size: int) -> memoryview:
-        """So many from `self._at` on, or as many as there are."""
+        """Read so many bytes from `self._at` on, or as many as there are."""
         assert self._segment is not None
         left = os.fstat(self._segment.descriptor).st_size - self._at
         return memoryview(os.pread(self._segment.descriptor, max(0, min(size, left)), self._at))

@@ -224,7 +224,7 @@ class LogWriter:
         return self._codec.head(kind, lsn, payload), payload
 
     def _continue_in_next(self, payload_bytes: int = 0, is_waited_for: bool = True) -> None:
-        """In a segment that has room for a turn of so many bytes.
+        """Go on in a segment that has room for a turn of so many bytes.
 
         If it is not waited for, what is to be written waits, with the turn that comes next.
         """

@@ -177,7 +177,7 @@ class Browser(EntityLink):
                 channel.await_more()
 
     def _wait(self) -> None:
-        """Nothing can be written now: go on when the client reads, or opens the window of its session.
+        """Go on when the client reads, or opens the window of its session: nothing can be written now.
 
         A drain does not wait for the window: what can be sent at the moment has been sent (2.6.7).
         """

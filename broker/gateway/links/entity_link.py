@@ -51,7 +51,7 @@ class EntityLink:
         self.end_if_answered()
 
     def end_if_answered(self) -> None:
-        """To be called at the end of a turn in which something was answered."""
+        """End the link if it owes no more answers; call this at the end of a turn in which something was answered."""
         end = self._end
         if end is not None and not self.link.closed and not self.owes_answers:
             self._end = None

@@ -190,7 +190,7 @@ class ReceiverChannel(LinkChannel):
             self._receiver.on_settled(self.settling, count, error)
 
     def wind_up(self) -> None:
-        """Nothing more is to come but answers."""
+        """Take back the grants that are left, so that nothing more comes but answers."""
         if self.limit > self.delivered:
             self.grant(self.delivered)
 

@@ -419,7 +419,7 @@ class ClientSender(EntityLink, Intake):
         return is_posted
 
     def answered(self, count: int) -> None:
-        """So many deliveries that were on channels have their outcome."""
+        """Note that so many deliveries that were on channels have their outcome."""
         self.unanswered -= count
         if self.is_ending or self.credit_due(self.waiting):
             self.connection.active[self] = None

@@ -88,7 +88,7 @@ class Shares:
         share.is_there = True
 
     def lost(self, fragment: int) -> None:
-        """Nothing more comes from it."""
+        """Expect nothing more from the fragment."""
         self._replace(fragment)
 
     def delivered(self, fragment: int, count: int) -> None:

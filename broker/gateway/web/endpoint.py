@@ -180,7 +180,7 @@ class HttpEndpoint:
     # -- requests
 
     def _request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-        """Nothing may fail here: nobody would answer."""
+        """Make the request. Nothing may fail here: nobody would answer."""
         is_known = message.version in _VERSIONS
         if not is_known:  # its answer would be of this version, too
             message = message._replace(version=HttpVersion11)

@@ -156,7 +156,7 @@ class Management:
         return self._feed(self._page(request, target, "Rules", entries, skip, top, len(found) > top))
 
     async def _written(self, entries: Iterable[Entry]) -> list[str]:
-        """For a list, which may be long: messages go first."""
+        """Write the entries of a list, which may be long: messages go first."""
         author = self._gateway.namespace.name
         parts = Parts(self._pace)
         written = []
@@ -363,7 +363,7 @@ class Management:
         ]
 
     def _new(self, entity: Entity) -> Shown:
-        """Nothing is in it, so no partition need be asked."""
+        """Describe a new entity: it is empty, so no partition need be asked."""
         return Shown(
             entity.description,
             entity.created_ms,

@@ -286,7 +286,7 @@ def _shown(value: Any) -> str | None:
 
 
 def _one_line(text: str) -> str:
-    """Without characters that would end a header."""
+    """Return the text without characters that would end a header."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 

@@ -317,7 +317,7 @@ class Client(asyncio.Protocol):
         self._abort()
 
     def _later(self, seconds: float, call: Callable[[], None]) -> None:
-        """Only the last call counts."""
+        """Call this later; only the last such call counts."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(seconds, call)

@@ -124,7 +124,7 @@ class Here:
             self._host.write_here(output)
 
     def flush_soon(self) -> None:
-        """At the end of this turn of the event loop, for all outcomes that it brings."""
+        """Flush at the end of this turn of the event loop, for all outcomes that it brings."""
         if self._flush is None:
             self._flush = asyncio.get_running_loop().call_soon(self._flush_now)
 

@@ -88,7 +88,7 @@ class SplitSession:
         return self._ids is not None
 
     def split(self) -> None:
-        """From now on, transfers of the client may not be for the primary."""
+        """Count delivery ids apart from now on: transfers of the client may not be for the primary."""
         if self._ids is None:
             self._ids = DeliveryIds()
             if self.last_id is not None:

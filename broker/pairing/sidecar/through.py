@@ -437,7 +437,7 @@ class Through:
             self._lose_track()
 
     def _lose_track(self) -> None:
-        """Which token an answer is about cannot be told any more."""
+        """Give up telling which token an answer is about."""
         self._has_unread_tokens = True
         self._pending.clear()
         self._owner.on_unread_token()

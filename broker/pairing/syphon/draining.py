@@ -175,7 +175,7 @@ class Drain:
         self._event.set()
 
     async def run(self) -> None:
-        """Until `stop`, or until the queue is empty with `once`.
+        """Drain until `stop`, or until the queue is empty with `once`.
 
         Raises what ends it otherwise: LeaseLost, ClientError or TimeoutError.
         """

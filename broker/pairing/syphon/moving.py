@@ -109,7 +109,7 @@ class Mover:
             self._wake(held.lane)
 
     def put_on_shelf(self, path: str, numbers: Sequence[int], now_ms: int) -> None:
-        """These messages were found deferred."""
+        """Put messages that were found deferred on the shelf of their destination."""
         destination = self._destination(path)
         destination.shelf.put(numbers)
         self.shelved += len(numbers)
@@ -299,7 +299,7 @@ class Mover:
             self._forget(each)
 
     def put_back(self, held: Sequence[Held]) -> None:
-        """These were fetched from the shelf, and are there again, or soon will be."""
+        """Put back messages that were fetched from the shelf, and are there again, or soon will be."""
         for each in held:
             each.lane.destination.shelf.put((each.number,))
             self.shelved += 1

@@ -53,7 +53,7 @@ class Service:
         return None if away is None else f"the secondary is away: {away}"
 
     def snapshot(self) -> dict[str, Any]:
-        """That of this syphon, as `snapshot` makes it."""
+        """Return this syphon's figures, as the function `snapshot` makes them."""
         return snapshot(self.counters, is_primary_up=self._syphon is not None and self._syphon.is_primary_up)
 
     def stop(self) -> None:
@@ -63,7 +63,7 @@ class Service:
             self._syphon.stop()
 
     async def run(self) -> None:
-        """Until `stop`, or until all queues are empty with `once`.
+        """Run until `stop`, or until all queues are empty with `once`.
 
         Raises InvalidPairing for what nobody can wait for; with `once` that is SecondaryAway, too.
         """

@@ -20,7 +20,7 @@ class Shelf:
         return len(self._numbers) - self._taken
 
     def put(self, numbers: Iterable[int]) -> None:
-        """In any order, but cheap if they are higher than all others."""
+        """Add numbers in any order; this is cheap if they are higher than all others."""
         held = self._numbers
         for number in numbers:
             if len(held) == self._taken or number >= held[-1]:

@@ -60,7 +60,7 @@ class Syphon:
             tender.stop()
 
     async def run(self) -> None:
-        """Until `stop`, or until all queues are empty with `once`."""
+        """Run until `stop`, or until all queues are empty with `once`."""
         keeping = asyncio.create_task(self._primary.run())
         try:
             await self._run()

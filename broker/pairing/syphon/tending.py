@@ -62,7 +62,7 @@ class Tender:
             self._drain.stop()
 
     async def run(self) -> None:
-        """Until `stop`, or until the queue is empty with `once`. Raises ConnectionLost or TimeoutError."""
+        """Tend the queue until `stop`, or until it is empty with `once`. Raises ConnectionLost or TimeoutError."""
         retry_s, told = FIRST_RETRY_SECONDS, ""
         while not self._stopping.is_set():
             try:

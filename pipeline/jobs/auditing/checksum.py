@@ -16,7 +16,7 @@ _LOW_BITS = 0xFFFF_FFFF
 
 
 def balances(rows: DataFrame, snapshot: DataFrame, opening: DataFrame | None = None) -> DataFrame:
-    """By QUEUE (see `queues.names_of`): `surplus` (entered and not left, less present) and `isFlagged`.
+    """Return by QUEUE (see `queues.names_of`) `surplus` (entered and not left, less present) and `isFlagged`.
 
     `snapshot` is what is present at the ledger's end, `opening` what was before its first row, both as `verdicts.keyed`
     gives them; without `opening`, nothing was.

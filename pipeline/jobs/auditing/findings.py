@@ -106,7 +106,7 @@ def summary(found: Audit, *, is_of_series: bool = False) -> Summary:
 
 
 class Compared(StrEnum):
-    """With what the ledger was compared; as a sentence."""
+    """What the ledger was compared with, as a sentence."""
 
     BROKER = "The broker was asked what is in its queues."
     SNAPSHOT = "It was compared with a snapshot; the broker was not asked."

@@ -111,7 +111,7 @@ def concerned(rows: DataFrame, judged: Judged, moves: DataFrame) -> DataFrame:
 
 
 def _with_parents(places: DataFrame, moved: DataFrame) -> DataFrame:
-    """These places, and all that they came from."""
+    """Return these places, and all that they came from."""
     found = fresh = places
     for _ in range(MAX_MOVES):
         parents = moved.join(fresh, list(PLACE), "left_semi").select(

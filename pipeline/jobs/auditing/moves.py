@@ -190,7 +190,7 @@ def _move(kind: Column, entity: str, entity_id: str, sub_queue: str, number: str
 
 
 def _blind(offsets: Offsets, is_whole: bool, before: Pending | None) -> DataFrame:
-    """By namespace, `blind`: intervals of time [from, to] (microseconds since 1970) in which a row may be missing.
+    """Return by namespace `blind`: intervals [from, to] (microseconds since 1970) in which a row may be missing.
 
     `isWide`: only a row of another partition may be.
     """

@@ -114,7 +114,7 @@ class Offsets(NamedTuple):
 
     @property
     def is_uncut(self) -> bool:
-        """Nothing that happened within the ledger is hidden."""
+        """True if nothing that happened within the ledger is hidden."""
         return not any(each.hides for log in self.logs for each in log.problems)
 
     @property
@@ -410,7 +410,7 @@ def _problem(row: Row) -> Problem:
 
 
 def _problems(buckets: DataFrame, ledger: DataFrame) -> DataFrame:
-    """By _EPOCH, the fields of Problem, with times in microseconds since 1970."""
+    """Return by _EPOCH the fields of Problem, with times in microseconds since 1970."""
     runs = _runs(buckets)
     gaps = runs.filter("isTruncated or `from` > previousEnd")
     told = ledger.filter(F.col("op") == "truncated").select(
@@ -442,8 +442,7 @@ def _problems(buckets: DataFrame, ledger: DataFrame) -> DataFrame:
 
 
 def _backward(buckets: DataFrame, ledger: DataFrame, skew: timedelta) -> DataFrame:
-    """By _EPOCH, how many rows have a time that is earlier than that of a row before by more than `skew`; as
-    `_problems`.
+    """Count by _EPOCH the rows whose time is earlier than that of a row before by more than `skew`; see `_problems`.
 
     Only the rows of buckets are looked at that begin before another one has ended, or that are longer than `skew`. Of
     these there are few: in a time, not more than it has `skew`s.

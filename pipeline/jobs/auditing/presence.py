@@ -272,7 +272,7 @@ def _rows_of(endpoint: Endpoint, batches: Iterable[pa.RecordBatch]) -> Iterator[
 
 
 def _as_told(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """With the types that Spark was told of: texts are dictionaries in the journal."""
+    """Cast the columns to the types that Spark was told of: texts are dictionaries in the journal."""
     columns = [batch.column(field.name).cast(field.type) for field in _CHANGE_SCHEMA]
     return pa.RecordBatch.from_arrays(columns, schema=_CHANGE_SCHEMA)
 

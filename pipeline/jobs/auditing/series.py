@@ -39,7 +39,7 @@ class Before(NamedTuple):
     is_whole: bool
 
     def ends(self) -> dict[tuple[int, str], int] | None:
-        """By partition and epoch, the offset behind the last row that it had; None if it is of several namespaces."""
+        """The offset behind the last row, by partition and epoch; None if the audit is of several namespaces."""
         if len({log.namespace for log in self.logs}) > 1:
             return None
         return {(log.partition, log.epoch): log.end for log in self.logs}

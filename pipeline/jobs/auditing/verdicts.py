@@ -442,7 +442,7 @@ def _numbers(offsets: Offsets) -> tuple[DataFrame, DataFrame]:
 
 
 def _visible(offsets: Offsets) -> list[dict[str, Any]]:
-    """By namespace, the time since when no partition hides anything, and whether none has gaps at all."""
+    """Return by namespace since when no partition hides anything, and whether none has gaps at all."""
     found: dict[str, dict[str, Any]] = {}
     for log in offsets.logs:
         row = found.setdefault(
