@@ -1,9 +1,9 @@
 """Runs of usual messages, which go between gateways and workers as one value each.
 
 A run is message records one behind the other, each with its size before it (4 bytes, big-endian). A record is as
-`storage.records` has it. In a run that a client sends, checksum and times are 0: the partition makes them. But a message
-that has a time to live has it there (in milliseconds) in place of the time when it expires. A large run may be a view
-of the frame in which it came.
+`storage.records` has it. In a run that a client sends, checksum and times are 0: the partition makes them. But a
+message that has a time to live has it there (in milliseconds) in place of the time when it expires. A large run may be
+a view of the frame in which it came.
 """
 
 import struct

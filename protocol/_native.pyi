@@ -252,7 +252,7 @@ def walk(
     """
 
 def take_apart(message: bytes, message_id: bytes | None) -> tuple[bytes, bytes, int | None] | None:
-    """Layout, stored bytes and time to live, as `protocol.message.intake.take_apart`; None if the message is not usual."""
+    """Layout, stored bytes and time to live, as `protocol.message.intake.take_apart`; None if it is not usual."""
 
 def render(
     record: bytes,
