@@ -1,4 +1,4 @@
-"""The import rules of docs/architecture.md, held by reading every import in the sources."""
+"""The import rules, held by reading every import in the sources. `tests.rooms` makes docs/design/rooms.md of them."""
 
 import ast
 from functools import cache

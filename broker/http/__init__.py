@@ -1,0 +1,1 @@
+"""Answers HTTP on the operations endpoint, of a broker and of processes beside one: metrics and health."""

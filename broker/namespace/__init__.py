@@ -1,0 +1,1 @@
+"""Describes entities and rules: names, settings, limits, tiers, and the fragment of a partition key."""

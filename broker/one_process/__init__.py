@@ -1,0 +1,1 @@
+"""Runs a gateway and its only worker in one process, connected in memory."""

@@ -1,0 +1,1 @@
+"""Runs the loop around partitions: read commands, apply them, commit, answer."""

@@ -1,0 +1,1 @@
+"""Holds the commands that capture a journal and check a capture."""

@@ -1,0 +1,1 @@
+"""Holds the commands of paired namespaces: the sidecar, the syphon, and what a pairing costs."""

@@ -1,0 +1,1 @@
+"""Finds the messages that a command means, and takes them out of their entity."""

@@ -1,0 +1,1 @@
+"""Shows the counts and rates of entities while they change (`peeklock top`)."""

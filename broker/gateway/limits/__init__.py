@@ -1,0 +1,1 @@
+"""Limits what clients may take of a gateway: memory, descriptors, large answers."""

@@ -1,0 +1,1 @@
+"""Holds the links on which clients send, receive and browse."""

@@ -1,0 +1,1 @@
+"""Moves messages on to other entities, each exactly once."""

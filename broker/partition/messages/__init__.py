@@ -1,0 +1,1 @@
+"""Leads a message through its life: admission, hand-out, settlement, expiry, scheduling, browsing, deletion."""

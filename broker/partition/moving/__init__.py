@@ -1,1 +1,1 @@
-"""Moving a plain entity to another partition while clients use it."""
+"""Moves a plain entity to another partition while clients use it."""

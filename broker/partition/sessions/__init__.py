@@ -1,0 +1,1 @@
+"""Locks sessions for receivers, and keeps the states of sessions."""

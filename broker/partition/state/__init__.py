@@ -1,0 +1,1 @@
+"""Holds what a partition has in memory: queues, windows, locks, sessions, timers, open transactions."""

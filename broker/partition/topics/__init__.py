@@ -1,0 +1,1 @@
+"""Publishes the messages of a topic to its subscriptions, and changes their rules."""
