@@ -15,7 +15,7 @@ True to take over the session that has this token. The receiver that had it gets
 CLOSE_RECEIVER says what never reached the client; then the other one gets OPENED. A `receiver` among the
 arguments of a request is the channel of the caller's receiver that holds the lock of the session; 0 if it has none.
 
-Requests, their arguments and results (all or nothing each; `docs/architecture.md` has the meaning):
+Requests, their arguments and results (all or nothing each; `docs/design` has what they are for):
     renew-locks       [tokens]                                   [locked_until_ms, ...] in the same order
     peek              from sequence number, count, max bytes     entry items
     peek-session      session id, then as peek                   entry items

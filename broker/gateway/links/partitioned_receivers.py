@@ -38,7 +38,7 @@ class PartitionedReceiver(ClientReceiver):
         self._rest_later()
 
     def _channel_of(self, token: bytes) -> ReceiverChannel:
-        return self._by_prefix[token[:2]]  # see "Lock tokens" in docs/architecture.md
+        return self._by_prefix[token[:2]]  # see docs/design/lock-tokens.md
 
     def _open(self, channel: ReceiverChannel) -> None:
         channel.open()
