@@ -5,14 +5,16 @@ classes that are far apart, so that a busy machine changes no cell.
 """
 
 import argparse
+import re
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from broker.worker.home import HANGS_MS
 from tests.brokers import REPOSITORY, Broker
@@ -28,6 +30,7 @@ from tests.partitioned.operations import (
     NOT_READY,
     PARTITIONS,
     WORKERS,
+    Kind,
     Operation,
     Run,
     Scene,
@@ -62,15 +65,7 @@ GONE = "< H + 2 s"
 
 UNDER_WAY, AWAY, HUNG, STALLED, SLOW, FULL = "under-way", "away", "hung", "stalled", "slow", "full"
 FROZEN = "frozen"
-TITLES = {
-    UNDER_WAY: "killed: under way",
-    AWAY: "killed: begun while it is away",
-    HUNG: "hung: begun before anyone notices",
-    STALLED: "hung: begun after T/3 + 1 s",
-    SLOW: "slow disk",
-    FULL: "full disk",
-    FROZEN: "frozen machine: under way",
-}
+COLUMNS = (UNDER_WAY, AWAY, HUNG, STALLED, SLOW, FULL, FROZEN)
 Cells = dict[str, list[str]]
 """Column → a cell for each of the operations."""
 
@@ -311,56 +306,140 @@ def shown(measured: dict[str, list[Outcome]]) -> Cells:
 INTRODUCTION = f"""\
 # What clients see when a worker has a fault
 
-A broker with {PARTITIONS} partitions and {WORKERS} workers, of which one has a fault. T is `worker_stall_timeout_ms`.
-`tests/partitioned/failure_table.py` has made the table; `tests/partitioned/test_failure_table.py` measures it again.
+A broker has {PARTITIONS} partitions and {WORKERS} workers, and one of these (*this worker*) has a fault. The
+table of each fault has the operations that end otherwise than usual. The rest is **served as usual**: it works within
+{AT_ONCE_S:g} s, and a session that is held stays locked. That holds for all that is on other workers.
+[All operations](#what-was-measured) were measured.
 
-- **killed**: the process dies. It is started again at once, and is back when its log is replayed. *Under way*: the
-  worker had got the operation, and nobody knows whether it was done (`timeout`). What may be done twice waits and is
-  done when the worker is back: to read, to renew, to wait for a session. For messages without a key the worker says
-  then what it has stored. After 8 s without it they go to another fragment. *Begun while it is away*: the operation
-  waits and is done when the worker is back, and so does a change of an entity, which needs all workers. If that is not
-  within `worker_restart_wait_ms` (3 s), what waits is refused (`server-busy`), and what begins later is at once.
-- **hung**: the process does nothing. Who begins before anyone notices waits. After T/3 + 1 s at most, operations for
-  this worker are refused (`server-busy`). After T the supervisor replaces it.
-- **slow disk**: each sync of the worker takes long, and so does what needs this worker. `/readyz` was asked before,
-  and so knows how slow it is.
-- **full disk**: less than `store.min_free_disk_bytes` is free. What would store something is refused until there is
-  room. What is stored can be received and settled. The same holds when a store has no room for what it accepted before:
-  at first for its partition only, and for all of the worker when their log has `store.log_bytes`.
-- **frozen machine**: a namespace on several machines, and that of the worker stands still, or has lost its power or its
-  network. Nothing tells so, but no sign of life comes. H is `cluster.heartbeat_timeout_ms`. What is under way then is
-  answered as at the worker's death; what begins later is refused as busy. If the worker's machine
-  goes on, the worker drops what has come meanwhile. A slow disk is no silence: signs of life do not wait for it.
-
-*yes* means that the operation works. Otherwise the client gets that condition (without `com.microsoft:`), or the HTTP
-status. Then comes the time that it takes: at once ({AT_ONCE}), at most {NOTICED[2:]}, {GONE[2:]} or {CHECKED[2:]},
-until the process is there again (*{REPLACED}*, *{BACK}*), or as long as the disk (*{DISK}*).
-*{KEPT}*: the session stays locked.
+*yes* means that the operation works. Otherwise the client gets that condition (without `com.microsoft:`), or that HTTP
+status. Then comes the time that it takes: at once ({AT_ONCE}), at most {NOTICED[2:]}, {GONE[2:]} or
+{CHECKED[2:]}, until the process is there again (*{REPLACED}*, *{BACK}*), or as long as the disk
+(*{DISK}*). T is `worker_stall_timeout_ms`, and H is `cluster.heartbeat_timeout_ms`.
 
 SDKs try again after `server-busy` and `timeout`. After `message-lock-lost` and `session-lock-lost` the message is
 delivered again. While a fragment is away for longer, peek shows the messages of the others.
 """
 
 
-def render(cells: Cells) -> str:
-    rows = [["entity", "operation", *TITLES.values()]]
-    rows.append(["---"] * len(rows[0]))
-    before = None
+class Fault(NamedTuple):
+    title: str
+    text: str
+    columns: dict[str, str]
+    """Those of the measurement, with their heads."""
+
+
+FAULTS = (
+    Fault(
+        "The worker is killed",
+        """\
+The supervisor starts it again at once, and it is back when its log is replayed.
+
+- *Under way*: the worker had got the operation, and nobody knows whether it was done (`timeout`). What may be done
+  twice waits until the worker is back, and is done then: to read, to renew, to wait for a session. Of messages without
+  a key, the worker then says which it has stored; if it is not back within 8 s, they go to another fragment.
+- *Begun while it is away*: the operation waits until the worker is back. So does a change of an entity, which needs all
+  workers. If the worker is not back within `worker_restart_wait_ms` (3 s), what waits is refused (`server-busy`), and
+  what begins later is refused at once.
+""",
+        {UNDER_WAY: "under way", AWAY: "begun while it is away"},
+    ),
+    Fault(
+        "The worker hangs",
+        """\
+The process does nothing. What begins before anyone notices waits. After T/3 + 1 s at most, operations for this worker
+are refused (`server-busy`). After T the supervisor replaces it.
+""",
+        {HUNG: "begun before anyone notices", STALLED: "begun after T/3 + 1 s"},
+    ),
+    Fault(
+        "The disk is slow",
+        """\
+Each sync of the worker takes long, and so does what needs this worker. `/readyz` was asked before, and so knows how
+slow the disk is.
+""",
+        {SLOW: "answer"},
+    ),
+    Fault(
+        "The disk is full",
+        """\
+Less than `store.min_free_disk_bytes` is free. What would store something is refused until there is room. What is stored
+can be received and settled. The same holds when a store has no room for what it accepted before: at first for its
+partition only, and for all of the worker when their log has `store.log_bytes`.
+""",
+        {FULL: "answer"},
+    ),
+    Fault(
+        "The worker's machine freezes",
+        """\
+The namespace is on several machines, and that of the worker stands still, or has lost its power or its network. No
+connection ends, but no sign of life comes. What is under way then is answered as at the worker's death; what begins
+later is refused as busy. If the machine goes on, the worker drops what has come meanwhile. A slow disk is no silence:
+signs of life do not wait for it.
+""",
+        {FROZEN: "under way"},
+    ),
+)
+MEASURED = """\
+## What was measured
+
+`python -m tests.partitioned.failure_table` did each of these operations in each failure, and made the tables;
+`tests/partitioned/test_failure_table.py` does them again.
+"""
+
+
+AS_USUAL = "as usual"
+
+
+def usual(operation: Operation) -> str:
+    """Its cell when the worker has no fault."""
+    return KEPT if operation.title.startswith("hold a session") else f"yes, {AT_ONCE}"
+
+
+def by_entity(operations: Iterable[Operation]) -> list[str]:
+    """A line for each kind of entity."""
+    titles: dict[Kind, list[str]] = {}
+    for operation in operations:
+        titles.setdefault(operation.kind, []).append(operation.title)
+    return [f"*{kind.value}*: {'; '.join(names)}" for kind, names in titles.items()]
+
+
+def table(fault: Fault, cells: Cells) -> str:
+    """What is not as usual: operations with the same answers in one row."""
+    rows: dict[tuple[str, ...], list[Operation]] = {}
     for number, operation in enumerate(ALL):
-        entity = "" if operation.kind is before else operation.kind.value
-        before = operation.kind
-        rows.append([entity, operation.title, *(cells[column][number] for column in TITLES)])
-    table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+        measured = [cells[column][number] for column in fault.columns]
+        answers = tuple(AS_USUAL if answer == usual(operation) else answer for answer in measured)
+        if {*answers} != {AS_USUAL}:
+            rows.setdefault(answers, []).append(operation)
+    lines = [["operation", *fault.columns.values()], ["---"] * (1 + len(fault.columns))]
+    lines += [["<br>".join(by_entity(operations)), *answers] for answers, operations in rows.items()]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def render(cells: Cells) -> str:
+    parts = [INTRODUCTION]
+    parts += [f"## {fault.title}\n\n{fault.text}\n{table(fault, cells)}" for fault in FAULTS]
+    parts.append(MEASURED + "\n" + "".join(f"- {line}\n" for line in by_entity(ALL)))
     of_users = section(PAGE.read_text())  # which tests/interop/waits.py has measured
-    return f"{INTRODUCTION}\n{table}\n" + (f"\n{of_users}" if of_users else "")
+    return "\n".join([*parts, *([of_users] if of_users else [])])
 
 
 def documented() -> Cells:
     """What the page says."""
     page = PAGE.read_text()
-    lines = [line for line in page.removesuffix(section(page)).splitlines() if line.startswith("|")][2:]
-    rows = [line.strip("|").split("|")[2:] for line in lines]
-    return {column: [row[number].strip() for row in rows] for number, column in enumerate(TITLES)}
+    tables = re.findall(r"(?:^\|.*\n)+", page.removesuffix(section(page)), re.MULTILINE)
+    numbers = {(operation.kind.value, operation.title): number for number, operation in enumerate(ALL)}
+    cells = {column: [usual(operation) for operation in ALL] for column in COLUMNS}
+    for fault, text in zip(FAULTS, tables, strict=True):
+        for line in text.splitlines()[2:]:
+            operations, *answers = (cell.strip() for cell in line.strip("|").split("|"))
+            for of_entity in operations.split("<br>"):
+                entity, _, titles = of_entity.partition(": ")
+                for title in titles.split("; "):
+                    for column, answer in zip(fault.columns, answers, strict=True):
+                        if answer != AS_USUAL:
+                            cells[column][numbers[entity.strip("*"), title]] = answer
+    return cells
 
 
 def measure_all(directory: Path, say: Callable[[str], None]) -> dict[str, list[Outcome]]:
@@ -387,7 +466,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         measured = measure_all(Path(name), lambda text: print(text, flush=True))
     if options.seconds:
         for number, operation in enumerate(ALL):
-            seconds = " ".join(f"{measured[column][number].seconds:8.3f}" for column in TITLES)
+            seconds = " ".join(f"{measured[column][number].seconds:8.3f}" for column in COLUMNS)
             print(f"{seconds}  {operation.kind.value}: {operation.title}")
     PAGE.write_text(render(shown(measured)))
     return 0
