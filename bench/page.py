@@ -15,7 +15,7 @@ from bench import plots
 from bench.document import Document, broker_total, notable
 from bench.plan import Plan
 from bench.recording import BUSY_CORES, CLIENT, CPU
-from bench.rows import PEEKLOCK
+from bench.rows import BEFORE, PEEKLOCK
 from bench.table import figure, number, ratio
 
 DOUBTFUL = 0.1  # the share of disturbed runs above which the page says so
@@ -50,15 +50,19 @@ PLOTS = {
 }
 INTRODUCTION = """# Performance
 
-Made by the bench, with no figure typed by hand; [bench/README.md](../bench/README.md) says how it measures. All brokers
-and the client share one machine: compare figures of one table with one another, and nothing with figures from
-elsewhere. Each figure is the median of the rounds, with `[least..greatest]`. *÷* is Peeklock's median over the other's:
-above 1 is good for rates, below 1 for times, memory and costs. Plots show medians, and the range of the rounds as a
-line.
+Peeklock beside RabbitMQ and ActiveMQ Artemis. All brokers and the client share one machine: compare figures of one
+table with one another, and nothing with figures from elsewhere. Each figure is the median of the rounds, with
+`[least..greatest]`. *÷* is Peeklock's median over the other's: above 1 is good for rates, below 1 for times, memory and
+costs. Plots show medians, and the range of the rounds as a line. [How it was measured](#how-it-was-measured) is at the
+end.
 
-[Where targets are missed, and why](performance/limits.md), [how the throughput grows with
-processors](performance/scaling.md), with a model, and [what large messages cost](performance/large-messages.md) are on
-pages of their own.
+More figures: [where targets are missed, and why](performance/limits.md), [how the throughput grows with
+processors](performance/scaling.md), and [what large messages cost](performance/large-messages.md).
+"""
+PROVENANCE = """## How it was measured
+
+Made by the bench, with no figure typed by hand; [bench/README.md](../bench/README.md) says how to repeat it. Brokers
+take turns in each round; one whose turn it is not is stopped (SIGSTOP).
 """
 
 
@@ -100,42 +104,63 @@ def cost_group(cell: str) -> str:
 
 
 def page(documents: Sequence[Document], drawn: set[str]) -> str:
-    parts = [INTRODUCTION, *(part for made in documents for part in _how(made))]
+    """The text of the page: figures first. Of an earlier version that ran beside Peeklock, it has nothing."""
+    parts = [INTRODUCTION]
     for group, title in TITLES.items():
         for made in documents:
             if rows := [row for row in made["rows"] if row["group"] == group]:
                 parts.append(f"## {title}\n")
                 parts += [_plot(name) for name in PLOTS.get(group, ()) if name in drawn]
-                parts.append(_rows(rows, list(made["servers"])))
+                parts.append(_rows(rows, _shown(made)))
+                parts += _caveats(made)
     parts += _costs(documents, drawn)
+    parts += [PROVENANCE, _durable(documents)]
+    parts += (part for made in documents for part in _how(made))
     return "\n".join(parts)
 
 
-def _how(made: Document) -> Iterator[str]:
-    machine, plan = made["machine"], made["plan"]
-    yield f"## Measured {made['began'][:10]}, in {made['minutes']:g} minutes\n"
-    yield f"```sh\n{made['command']}\n```\n"
-    yield (
-        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {machine['file_system']},"
-        f" Linux {machine['linux']}, Python {machine['python']}. Rounds: {plan['rounds']}, of backlogs"
-        f" {plan['backlog_rounds']}; {plan['seconds']:g} s for each run, {plan['rate_seconds']:g} s for each open loop."
-        f" Warmed up with {plan['warm_up_rounds']} x {plan['warm_up_seconds']:g} s of sending and receiving at once."
-        " Brokers take turns; one whose turn it is not is stopped (SIGSTOP).\n"
-    )
-    usual = Plan()
+def _shown(made: Document) -> list[str]:
+    return [server for server in made["servers"] if server != BEFORE]
+
+
+def _caveats(made: Document) -> Iterator[str]:
+    """What a reader of the figures must know."""
+    plan, usual = made["plan"], Plan()
     if plan["rounds"] < usual.rounds or plan["seconds"] < usual.seconds:
         yield (
             f"**This was a short run**: the targets are for at least {usual.rounds} rounds of {usual.seconds:g} s,"
             " with nobody else on the machine.\n"
         )
-    servers = ((name, of["version"], of["durable"]) for name, of in made["servers"].items())
-    yield _table(("", "version", "where a message is when its sender is told that it was accepted"), servers)
+    if len(made["disturbed"]) > made["runs"] * DOUBTFUL:
+        yield f"**Rates and latencies are doubtful**: {_disturbed(made, 'in')}\n"
+
+
+def _disturbed(made: Document, first: str) -> str:
+    runs = f"{len(made['disturbed'])} of {made['runs']} runs"
+    return f"{first} {runs}, others used more than {BUSY_CORES} cores of the machine; `{FOLDER}/{RESULTS}` names them."
+
+
+def _durable(documents: Sequence[Document]) -> str:
+    """When a message is confirmed; of each broker as in the last document that has it."""
+    texts = {name: of["durable"] for made in documents for name, of in made["servers"].items() if name != BEFORE}
+    return _table(("", "where a message is when its sender is told that it was accepted"), iter(texts.items()))
+
+
+def _how(made: Document) -> Iterator[str]:
+    machine, plan = made["machine"], made["plan"]
+    titles = [TITLES[group] for group in TITLES if group in made["groups"]]
+    yield f"### {', '.join(titles)}\n"
+    yield f"```sh\n{made['command']}\n```\n"
+    versions = "; ".join(f"{name}: {made['servers'][name]['version']}" for name in _shown(made))
+    yield (
+        f"{made['began'][:10]}, {made['minutes']:g} minutes. {versions}.\n"
+        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {machine['file_system']},"
+        f" Linux {machine['linux']}, Python {machine['python']}. Rounds: {plan['rounds']}, of backlogs"
+        f" {plan['backlog_rounds']}; {plan['seconds']:g} s for each run, {plan['rate_seconds']:g} s for each open loop."
+        f" Warmed up with {plan['warm_up_rounds']} x {plan['warm_up_seconds']:g} s of sending and receiving at once.\n"
+    )
     if made["disturbed"]:
-        many = len(made["disturbed"]) > made["runs"] * DOUBTFUL
-        runs = f"{len(made['disturbed'])} of {made['runs']} runs"
-        verdict = "**Rates and latencies are doubtful**: in" if many else "In"
-        named = f"`{FOLDER}/{RESULTS}` names them"
-        yield f"{verdict} {runs}, others used more than {BUSY_CORES} cores of the machine; {named}.\n"
+        yield f"{_disturbed(made, 'In')}\n"
     if made["failed"]:
         yield "Failed, and left out:\n\n" + "".join(f"- {' '.join(line.split())}\n" for line in made["failed"])
 
@@ -147,11 +172,11 @@ def _plot(name: str) -> str:
 def _rows(rows: Sequence[Mapping[str, Any]], servers: Sequence[str]) -> str:
     shown = [server for server in servers if any(server in row["figures"] for row in rows)]
     others = [server for server in shown if any(server in row["ratios"] for row in rows)]
-    judged = any(row["targets"] for row in rows)
+    targets = [[target for target in row["targets"] if not target["text"].endswith(f" x {BEFORE}")] for row in rows]
+    judged = any(targets)
     head = ("", "unit", *shown, *(f"÷ {server}" for server in others), *(("target", "met") if judged else ()))
 
-    def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-        targets = row["targets"]
+    def cells(row: Mapping[str, Any], targets: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         verdict = (
             "<br>".join(target["text"] for target in targets),
             "<br>".join(MET[target["met"]] for target in targets),
@@ -164,7 +189,7 @@ def _rows(rows: Sequence[Mapping[str, Any]], servers: Sequence[str]) -> str:
             *(verdict if judged else ()),
         )
 
-    return _table(head, (cells(row) for row in rows))
+    return _table(head, map(cells, rows, targets))
 
 
 def label(text: str) -> str:
@@ -187,12 +212,12 @@ def _costs(documents: Sequence[Document], drawn: set[str]) -> Iterator[str]:
             if counted:
                 yield "User instructions:\n"
                 yield _cost_table(made, counted[0]["kind"], lambda value: f"{value:,.0f}")
-            else:
-                yield f"There is no table of user instructions: {made['perf_missing']}.\n"
+    for reason in dict.fromkeys(made["perf_missing"] for made in documents if made["costs"] and made["perf_missing"]):
+        yield f"User instructions were not counted: {reason}.\n"
 
 
 def _cost_table(made: Document, kind: str, shown: Callable[[float], str]) -> str:
-    servers = list(made["servers"])
+    servers = _shown(made)
 
     def cell(by_role: Mapping[str, float] | None) -> str:
         if by_role is None:

@@ -215,10 +215,7 @@ class Peeklock(Server):
 
     name = "Peeklock"
     http_port = "off"
-    durable = (
-        "in the worker's log (in the partition's store, before there were logs), synced; messages that arrive together"
-        " share a sync. Completions are synced likewise"
-    )
+    durable = "in the worker's log, synced; messages that arrive together share a sync. Completions are synced likewise"
 
     def __init__(self, directory: Path, root: Path = ROOT, name: str = name) -> None:
         super().__init__(directory)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -70,8 +71,8 @@ def test_a_page_shows_each_figure_each_broker_and_each_plot_that_was_drawn(tmp_p
     linked = set(re.findall(r"\(performance/(.*?\.png)\)", text))
     assert linked == {path.name for path in (tmp_path / "performance").glob("*.png")}
     assert linked == {f"{name}.png" for name in ("sizes", "links", "one-at-a-time", "open-loop", "backlog", "cpu")}
-    assert "| 2,222 [1,111..3,333] | 4,444 [2,222..6,666] |" in text
-    assert "| 0.50 | 0.33 | 0.25 |" in text
+    assert "| 2,222 [1,111..3,333] | 6,666 [3,333..9,999] |" in text
+    assert "| 0.33 | 0.25 |" in text
     assert "**This was a short run**" in text
     for said in (
         "make bench ARGS='--rounds 2'",
@@ -82,7 +83,25 @@ def test_a_page_shows_each_figure_each_broker_and_each_plot_that_was_drawn(tmp_p
     ):
         assert said in text
     assert "2,222 (gateway 1,111, worker 1,111)" in text
+    assert text.count("perf is not installed") == 1
     assert json.loads((tmp_path / "performance" / "results.json").read_text())[0]["groups"] == ALL
+
+
+def test_figures_come_first_and_how_they_were_measured_comes_last(tmp_path):
+    page.write([a_document(samples_of_everything(), ALL)], tmp_path)
+    text = (tmp_path / "performance.md").read_text()
+    figures, how = text.split("## How it was measured\n")
+    assert figures.index("## Throughput") < figures.index("## Cost of a message")
+    for said in ("make bench ARGS=", "Artemis 1.0", "A processor", "2 x 8 s", "| on disk |"):
+        assert said in how
+        assert said not in figures
+    assert "**This was a short run**" in figures
+
+
+def test_an_earlier_version_is_not_on_the_page(tmp_path):
+    page.write([a_document(samples_of_everything(), ALL)], tmp_path)
+    assert BEFORE not in re.findall(r"[\w.]+", (tmp_path / "performance.md").read_text())
+    assert "÷ before" not in (tmp_path / "performance.md").read_text()
 
 
 def test_instructions_are_shown_where_they_were_counted_and_never_as_zero(tmp_path):
@@ -149,3 +168,10 @@ def test_a_run_is_added_to_what_a_page_has(tmp_path):
     assert "| 77.0 |" in text
     assert "## Open loop" in text
     assert len(json.loads((docs / "performance" / "results.json").read_text())) == 2
+
+
+def test_the_page_of_this_repository_is_made_of_its_figures():
+    docs = Path(__file__).parents[2] / "docs"
+    documents = json.loads((docs / "performance" / page.RESULTS).read_text())
+    drawn = {path.stem for path in (docs / page.FOLDER).glob("*.png")}
+    assert (docs / page.PAGE).read_text() == page.page(page.latest(documents), drawn), "run: python -m bench.page"
