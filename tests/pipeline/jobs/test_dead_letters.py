@@ -6,7 +6,6 @@ from datetime import timedelta
 import pyarrow.parquet as pq
 import pytest
 
-from bench.pipeline import large_capture
 from protocol.client.messages import Message
 from protocol.message.intake import take_apart
 from storage.records import NEVER, encode_message
@@ -18,6 +17,7 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql import functions as F  # noqa: N812
 
+from bench.pipeline import large_capture
 from pipeline.jobs import audit, dead_letters
 from pipeline.jobs.dead_letters import NO_REASON, poison, with_bodies
 from pipeline.jobs.ledger import LedgerError, Source

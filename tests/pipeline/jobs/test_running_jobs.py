@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from bench.pipeline import large_capture
 from broker.cli.all_commands import app
 from tests.patience import PATIENCE_S
 from tests.pipeline import ledgers
@@ -21,6 +20,7 @@ from tests.pipeline.pages import HOSTILE, Page
 
 pytest.importorskip("pyspark")
 
+from bench.pipeline import large_capture
 from pipeline.jobs import JOBS, TELLS, audit, auditing, dead_letters, latency, ledger, running, usage
 from pipeline.jobs.report import shown
 
