@@ -8,6 +8,7 @@
 #   make test-one-process  the tests that start a broker, with all of it in one process
 #   make lint      formatting, lint, types
 #   make bench     the broker beside RabbitMQ and Artemis          bench/README.md says what it needs
+#   make terminal  record the terminal of the README: a broker is killed and loses nothing
 #   make scaling   the cost of a message with more workers and gateways, and a model of it
 #   make model     the model tests, each with many examples       EXAMPLES=20000
 #   make structure  modules by folder, longest functions, circles of imports
@@ -54,7 +55,7 @@ OF_BROKERS := $(addprefix tests/,end_to_end sessions forwarding operations clien
 unexport PYTHONDONTWRITEBYTECODE # else each process of the tests compiles all of them again
 
 .DEFAULT_GOAL := help
-.PHONY: help install spark spark-packages spark-wheel tools pipeline-demo serve test test-landing test-all test-changed test-one-process lint bench scaling model soak fuzz fuzz-native power-loss disk-full hostile-peers mutants split pairing-ledger drain kill-drivers sdk-ledger losing-a-worker waits capture-s3 pipeline-cluster pipeline-kills lock image pipeline-pods structure dead-code coverage clean
+.PHONY: help install spark spark-packages spark-wheel tools pipeline-demo serve test test-landing test-all test-changed test-one-process lint bench terminal scaling model soak fuzz fuzz-native power-loss disk-full hostile-peers mutants split pairing-ledger drain kill-drivers sdk-ledger losing-a-worker waits capture-s3 pipeline-cluster pipeline-kills lock image pipeline-pods structure dead-code coverage clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -146,6 +147,9 @@ pipeline-demo: $(SPARK_INSTALLED)
 
 bench: $(BENCH_INSTALLED)
 	$(BIN)/python -m bench.run $(ARGS)
+
+terminal: $(EXTENSION)
+	$(BIN)/python -m bench.terminal $(ARGS)
 
 scaling: $(EXTENSION)
 	$(BIN)/python -m bench.scaling $(ARGS)
