@@ -35,7 +35,7 @@ COMMANDS = (
     "export PEEKLOCK_CONNECTION_STRING=$(",
     "  peeklock connection-string --emulator)",
     'peeklock send orders --body "Two coffees" --count 1000',
-    "kill -9 %1  # all processes of the broker, at once",
+    "kill -9 %1  # all its processes die with it",
     START,
     READY,
     "peeklock peek orders --count 1",
