@@ -13,24 +13,9 @@
 #   make model     the model tests, each with many examples       EXAMPLES=20000
 #   make structure  modules by folder, longest functions, circles of imports
 #   make dead-code  unused code; make coverage  code that no test runs    ARGS="tests/partition"
-#   make disk-full  a disk that is full again and again under load, with kills; needs root     ARGS="--rounds 20"
-#   make hostile-peers  an hour of peers that cost the most they can, with the memory of each process  ARGS="--minutes 10"
-#   make mutants  144 bugs, each planted alone, and the tests that find them      ARGS="--at-random 10 --seconds 600"
-#   make split     hosts of their own, cut links, killed processes, a queue that moves, for 10 minutes; needs root
-#   make soak, make fuzz, make power-loss                          ARGS="--help" lists the options
-#   make fuzz-native  libFuzzer on the C of protocol/native, with its coverage; needs clang
-#   make pairing-ledger  two paired brokers, the primary killed, stopped, cut off and slowed for half an hour
-#   make drain     how fast a syphon drains 1,000,000 messages, and in how much memory
-#   make kill-drivers  kill the drivers of jobs that change data, which takes a minute of CPU
-#   make sdk-ledger  kill each process in turn under the .NET SDK's senders and processors; needs .NET    ARGS="--kills 50"
-#   make losing-a-worker  what clients of a partitioned queue notice when a worker is killed
-#   make waits     what users of each SDK wait when a process is killed, for docs/failures.md; takes 10 minutes at most  ARGS="--write"
-#   make capture-s3  captures in an object store: a server that speaks S3
+#   make long-runs  lists what runs for minutes or hours: kills, full disks, hostile peers, fuzzing
 #   make image     the steps of the Dockerfiles in a clean Debian root; needs root and debootstrap
-#   make pipeline-pods  all jobs of deploy/kubernetes/pipeline in Spark's Kubernetes mode, with processes as pods
 #   make lock      newer versions, with hashes, of all that the images install
-#   make pipeline-cluster  a stream and a job on a standalone cluster of Spark, with kills, and what happens line by line
-#   make pipeline-kills  the same with kills at random                ARGS="--minutes 10"
 #   make pipeline-demo  a broker under load and kill -9, and the jobs over its journal, with planted faults; needs Java
 #   make tools     all that the longer tests need, with the SDKs of five languages
 #   make spark     also install Spark and the jobs, for tests/pipeline; they need Java 17 or later
@@ -55,7 +40,7 @@ OF_BROKERS := $(addprefix tests/,end_to_end sessions forwarding operations clien
 unexport PYTHONDONTWRITEBYTECODE # else each process of the tests compiles all of them again
 
 .DEFAULT_GOAL := help
-.PHONY: help install spark spark-packages spark-wheel tools pipeline-demo serve test test-landing test-all test-changed test-one-process lint bench terminal scaling model soak fuzz fuzz-native power-loss disk-full hostile-peers mutants split pairing-ledger drain kill-drivers sdk-ledger losing-a-worker waits capture-s3 pipeline-cluster pipeline-kills lock image pipeline-pods structure dead-code coverage clean
+.PHONY: help install spark spark-packages spark-wheel tools pipeline-demo serve test test-landing test-all test-changed test-one-process lint bench terminal scaling model lock image structure dead-code coverage clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -169,49 +154,6 @@ coverage: $(EXTENSION)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
-soak: $(EXTENSION)
-	$(BIN)/python -m tests.soak.run $(ARGS)
-
-fuzz: $(EXTENSION)
-	$(BIN)/python -m tests.fuzz.run $(ARGS)
-
-fuzz-native: $(EXTENSION)
-	$(BIN)/python -m tests.fuzz.native_targets $(ARGS)
-
-power-loss: $(EXTENSION)
-	$(BIN)/python -m tests.power_loss.run $(ARGS)
-
-disk-full: $(EXTENSION)
-	$(BIN)/python -m tests.disk_full.run $(ARGS)
-
-hostile-peers: $(BENCH_INSTALLED) # it draws the memory
-	$(BIN)/python -m tests.hostile_peers.run $(ARGS)
-
-pairing-ledger: $(EXTENSION)
-	$(BIN)/python -m tests.pairing.ledger $(ARGS)
-
-kill-drivers: $(SPARK_INSTALLED)
-	PEEKLOCK_REQUIRE_SPARK=1 PEEKLOCK_KILL_DRIVERS=1 $(BIN)/python -m pytest -k killed $(or $(ARGS),tests/pipeline/changes)
-
-drain: $(EXTENSION)
-	$(BIN)/python -m tests.pairing.drain $(ARGS)
-
-sdk-ledger: $(EXTENSION)
-	$(BIN)/python -m tests.sdk_ledger.run $(ARGS)
-
-losing-a-worker: $(EXTENSION)
-	$(BIN)/python -m tests.partitioned.losing_a_worker $(ARGS)
-
-# It installs the SDKs that are missing first, which takes longer.
-waits: $(EXTENSION)
-	$(BIN)/python -m tests.interop.waits $(ARGS)
-
-mutants: $(EXTENSION)
-	$(BIN)/python -m tests.mutants.run $(ARGS)
-
-split: $(EXTENSION)
-	$(BIN)/python -m tests.cluster.split $(ARGS)
-
 # What the images install, with the hashes of all files that may be downloaded.
 LOCK = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header
 lock: $(EXTENSION)
@@ -220,22 +162,11 @@ lock: $(EXTENSION)
 	$(LOCK) --no-annotate deploy/build.in -o deploy/build.lock
 	$(LOCK) --no-annotate --extra spark --extra jobs pyproject.toml -o deploy/spark.lock
 
-capture-s3: $(EXTENSION)
-	$(BIN)/python -m pip install --quiet --group s3
-	$(BIN)/python -m pytest tests/capture/test_capture_object_store.py $(ARGS)
-
-pipeline-cluster: $(SPARK_INSTALLED)
-	$(BIN)/python -m tests.pipeline.kills --once $(ARGS)
-
-pipeline-kills: $(SPARK_INSTALLED)
-	$(BIN)/python -m tests.pipeline.kills $(ARGS)
-
 image: $(EXTENSION)
 	PEEKLOCK_BUILD_IMAGE=1 $(BIN)/python -m pytest tests/deployment/test_image.py $(ARGS)
-
-pipeline-pods: $(SPARK_INSTALLED)
-	PEEKLOCK_ALL_PODS=1 $(BIN)/python -m pytest tests/deployment/test_pipeline_pods.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis tests/interop/.build
 	find broker protocol storage pipeline bench tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+include tests/long-runs.mk
