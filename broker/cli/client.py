@@ -24,7 +24,7 @@ from broker.cli.output import JsonOption, print_json, print_table
 from broker.cli.pairs import PAIR_HELP, pairs
 from broker.cli.progress import progress
 from broker.cli.taking.wishes import SessionOption
-from broker.cli.target import CaFileOption, ConnectionStringOption, parsed
+from broker.cli.target import BrokerOptions, ConnectionStringOption, connected, parsed
 from broker.printable import printable
 from storage import wording
 
@@ -36,7 +36,9 @@ app = typer.Typer()
 
 
 @app.command()
+@connected
 def send(
+    broker: BrokerOptions,
     entity: Annotated[str, typer.Argument(metavar="ENTITY", help="The name of a queue or topic.", callback=named)],
     body: Annotated[
         str, typer.Option("--body", metavar="TEXT", help="The body; - reads the body from standard input.")
@@ -54,8 +56,6 @@ def send(
         list[str] | None, typer.Option("--property", metavar="PAIR", help=f"An application property, {PAIR_HELP}")
     ] = None,
     as_json: JsonOption = False,
-    connection_string: ConnectionStringOption = None,
-    ca: CaFileOption = None,
 ) -> None:
     """Send messages to a queue or topic.
 
@@ -107,7 +107,7 @@ def send(
 
     try:
         with progress(f"sending to {entity}", count) as bar:
-            failure = run(connection_string, ca, work)
+            failure = run(broker, work)
     except KeyboardInterrupt:
         report()
         raise
@@ -118,7 +118,9 @@ def send(
 
 
 @app.command()
+@connected
 def peek(
+    broker: BrokerOptions,
     queue: QueueArgument,
     count: Annotated[int, typer.Option("--count", min=1, metavar="N", help="At most N messages.")] = 10,
     start: Annotated[
@@ -127,8 +129,6 @@ def peek(
     state: StateOption = None,
     dead_letter: DeadLetterOption = False,
     session: SessionOption = None,
-    connection_string: ConnectionStringOption = None,
-    ca: CaFileOption = None,
 ) -> None:
     """Print messages without taking them, in any state or in those that --state names."""
     address = address_of(queue, dead_letter)
@@ -140,18 +140,18 @@ def peek(
         async for message in browse_some(management, address, count, start, state or (), session):
             print_message(message)
 
-    run(connection_string, ca, work, queue)
+    run(broker, work, queue)
 
 
 @app.command()
+@connected
 def purge(
+    broker: BrokerOptions,
     queue: QueueArgument,
     state: StateOption = None,
     dead_letter: DeadLetterOption = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     as_json: JsonOption = False,
-    connection_string: ConnectionStringOption = None,
-    ca: CaFileOption = None,
 ) -> None:
     """Delete all messages that are not locked, or only those in some states. Needs the right Manage."""
     address = address_of(queue, dead_letter)
@@ -164,7 +164,7 @@ def purge(
         return await (await connection.management(address)).purge([each.value for each in states])
 
     with progress(f"purging {address}"):
-        deleted = run(connection_string, ca, work, queue)
+        deleted = run(broker, work, queue)
     if as_json:
         print_json({"entity": address, "deleted": deleted})
     else:
@@ -172,18 +172,18 @@ def purge(
 
 
 @app.command()
+@connected
 def sessions(
+    broker: BrokerOptions,
     queue: QueueArgument,
     as_json: JsonOption = False,
-    connection_string: ConnectionStringOption = None,
-    ca: CaFileOption = None,
 ) -> None:
     """Print the ids of all sessions that have messages or a state, and their number."""
 
     async def work(connection: "Connection") -> list[str]:
         return [each async for each in (await connection.management(queue)).sessions()]
 
-    found = run(connection_string, ca, work, queue)
+    found = run(broker, work, queue)
     if as_json:
         print_json(found)
     else:
@@ -193,15 +193,14 @@ def sessions(
 
 
 @app.command()
-def queues(
-    as_json: JsonOption = False, connection_string: ConnectionStringOption = None, ca: CaFileOption = None
-) -> None:
+@connected
+def queues(broker: BrokerOptions, as_json: JsonOption = False) -> None:
     """Print all queues and subscriptions with the counts of their messages. Needs the right Manage on the namespace."""
 
     async def work(connection: "Connection") -> "dict[str, QueueCounts]":
         return await connection.counts()
 
-    found = run(connection_string, ca, work)
+    found = run(broker, work)
     if as_json:
         print_json([{"name": name, **asdict(of)} for name, of in found.items()])
         return
@@ -214,14 +213,14 @@ def queues(
 
 
 @app.command()
+@connected
 def move(
+    broker: BrokerOptions,
     path: Annotated[str, typer.Argument(metavar="ENTITY", help="The name of a queue or topic.", callback=named)],
     to: Annotated[
         int, typer.Option("--to", min=0, max=32_767, metavar="PARTITION", help="The number of the partition.")
     ],
     as_json: JsonOption = False,
-    connection_string: ConnectionStringOption = None,
-    ca: CaFileOption = None,
 ) -> None:
     """Move a queue, or a topic with its subscriptions, to another partition. Needs the right Manage on the namespace.
 
@@ -231,7 +230,7 @@ def move(
     async def work(connection: "Connection") -> None:
         await connection.move(path, to)
 
-    run(connection_string, ca, work)
+    run(broker, work)
     if as_json:
         print_json({"entity": path, "partition": to})
     else:

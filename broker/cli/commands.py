@@ -22,7 +22,7 @@ import typer
 
 from broker import __version__
 from broker.cli.needing import refuse
-from broker.cli.target import CaFileOption, ConnectionStringOption, HttpEndpointOption
+from broker.cli.target import BrokerOptions, connected_by_http
 from broker.printable import printable, printable_lines
 from broker.settings.config import ConfigurationError, Settings
 from broker.settings.sources import CLUSTER_FLAGS, FLAGS, Loaded, leaves, load
@@ -298,8 +298,10 @@ _OF_BROKER = ("consumer", "connection_string", "http_endpoint", "ca")  # paramet
 
 
 @app.command()
+@connected_by_http
 def verify(
     context: typer.Context,
+    broker: BrokerOptions,
     path: Annotated[Path | None, typer.Argument(metavar="DIR", help="A data directory or a backup.")] = None,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
@@ -323,9 +325,6 @@ def verify(
     consumer: Annotated[
         str, typer.Option("--consumer", metavar="NAME", help="The name by which the capture tells the broker.")
     ] = "capture",
-    connection_string: ConnectionStringOption = None,
-    http_endpoint: HttpEndpointOption = None,
-    ca: CaFileOption = None,
 ) -> None:
     """Read everything stored and report what is wrong. Changes nothing; the broker may be running.
 
@@ -339,7 +338,7 @@ def verify(
             refuse(context, "needs --ask-broker", *_OF_BROKER)
         from broker.cli.capturing.verifying import asked, verify_capture
 
-        told = asked(connection_string, http_endpoint, ca, consumer) if ask_broker else None
+        told = asked(broker, consumer) if ask_broker else None
         verify_capture(capture, keep, told)
         return
     refuse(context, "is for --capture", "keep", "ask_broker", *_OF_BROKER)

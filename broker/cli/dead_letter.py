@@ -8,7 +8,7 @@ from broker.cli.messages import QueueArgument, counted, is_dead_letter, require_
 from broker.cli.output import JsonOption, print_json
 from broker.cli.taking.taken import Taken, run_taking
 from broker.cli.taking.wishes import SessionOption, WhereOption, wish_of
-from broker.cli.target import CaFileOption, ConnectionStringOption
+from broker.cli.target import BrokerOptions, connected
 
 if TYPE_CHECKING:
     from broker.cli.progress import Bar
@@ -21,7 +21,9 @@ app = typer.Typer()
 
 
 @app.command("dead-letter")
+@connected
 def dead_letter(
+    broker: BrokerOptions,
     queue: QueueArgument,
     count: Annotated[
         int | None,
@@ -46,8 +48,6 @@ def dead_letter(
         str | None, typer.Option("--description", metavar="TEXT", help="Its DeadLetterErrorDescription.")
     ] = None,
     as_json: JsonOption = False,
-    connection_string: ConnectionStringOption = None,
-    ca: CaFileOption = None,
 ) -> None:
     """Move messages to the dead-letter queue of their queue or subscription. Needs the right Listen.
 
@@ -80,4 +80,4 @@ def dead_letter(
         else:
             typer.echo(f"{counted(handled)} dead-lettered from {queue}")
 
-    run_taking(connection_string, ca, queue, f"dead-lettering of {queue}", work, report)
+    run_taking(broker, queue, f"dead-lettering of {queue}", work, report)

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from broker.cli.ending import WRONG_USE, fail, told
-from broker.cli.target import TRUST_ADVICE, parsed, trusted
+from broker.cli.target import TRUST_ADVICE, BrokerOptions, parsed, trusted
 
 if TYPE_CHECKING:
     from protocol.client.connection import Connection
@@ -14,7 +14,7 @@ CONNECT_SECONDS = 10.0
 T = TypeVar("T")
 
 
-def run(connection_string: str | None, ca: str | None, work: Callable[["Connection"], Awaitable[T]], of: str = "") -> T:
+def run(broker: BrokerOptions, work: Callable[["Connection"], Awaitable[T]], of: str = "") -> T:
     """Do `work` on a connection. Ends with a message and an exit code if that fails.
 
     `of` is the queue or subscription that it is about.
@@ -25,8 +25,8 @@ def run(connection_string: str | None, ca: str | None, work: Callable[["Connecti
     from protocol.client.errors import ClientError
     from protocol.errors import ProtocolError
 
-    target = parsed(connection_string)
-    trust = trusted(ca) if target.tls else None
+    target = parsed(broker.connection_string)
+    trust = trusted(broker.ca) if target.tls else None
 
     async def main() -> T:
         async with await connect_to(target, tls=trust, timeout_s=CONNECT_SECONDS) as connection:

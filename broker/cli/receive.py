@@ -8,7 +8,7 @@ import typer
 from broker.cli.delaying import DelayOption, put_off
 from broker.cli.messages import DeadLetterOption, QueueArgument, address_of, print_message
 from broker.cli.messaging import run
-from broker.cli.target import CaFileOption, ConnectionStringOption
+from broker.cli.target import BrokerOptions, connected
 
 if TYPE_CHECKING:
     from contextlib import AsyncExitStack
@@ -24,7 +24,9 @@ app = typer.Typer()
 
 
 @app.command()
+@connected
 def receive(
+    broker: BrokerOptions,
     queue: QueueArgument,
     count: Annotated[int, typer.Option("--count", min=1, metavar="N", help="At most N messages.")] = 1,
     keep: Annotated[bool, typer.Option("--keep", help="Give the messages back instead of completing them.")] = False,
@@ -41,8 +43,6 @@ def receive(
     wait: Annotated[
         float, typer.Option("--wait", min=0, metavar="SECONDS", help="How long to wait for a first message.")
     ] = 0.0,
-    connection_string: ConnectionStringOption = None,
-    ca: CaFileOption = None,
 ) -> None:
     """Print messages, and complete each once it is printed."""
     if dead_letter and session is not None:
@@ -78,7 +78,7 @@ def receive(
                     break
             return done
 
-    if not run(connection_string, ca, work, queue):
+    if not run(broker, work, queue):
         typer.echo(f"peeklock: nothing to receive from {address}", err=True)
 
 

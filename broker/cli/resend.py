@@ -20,7 +20,7 @@ from broker.cli.output import JsonOption, print_json
 from broker.cli.pairs import SetOption, UnsetOption, pairs
 from broker.cli.taking.taken import Taken, run_taking
 from broker.cli.taking.wishes import CountOption, SessionOption, WhereOption, wish_of
-from broker.cli.target import CaFileOption, ConnectionStringOption
+from broker.cli.target import BrokerOptions, connected
 
 if TYPE_CHECKING:
     from broker.cli.progress import Bar
@@ -33,7 +33,9 @@ app = typer.Typer()
 
 
 @app.command()
+@connected
 def resend(
+    broker: BrokerOptions,
     queue: QueueArgument,
     to: Annotated[
         str | None,
@@ -53,8 +55,6 @@ def resend(
         bool, typer.Option("--dry-run", help="Print the messages as they would be sent, and leave them as they are.")
     ] = False,
     as_json: JsonOption = False,
-    connection_string: ConnectionStringOption = None,
-    ca: CaFileOption = None,
 ) -> None:
     """Send dead-lettered messages to their queue again, the oldest first, with properties corrected.
 
@@ -76,7 +76,7 @@ def resend(
         async def look(connection: "Connection") -> int:
             return await _print_those(connection, source, wish, values, removals or [])
 
-        shown = run(connection_string, ca, look, queue)
+        shown = run(broker, look, queue)
         typer.echo(f"{counted(shown)} would be sent to {target}", err=True)
         return
 
@@ -97,7 +97,7 @@ def resend(
         else:
             typer.echo(f"{counted(handled)} sent to {target} again")
 
-    run_taking(connection_string, ca, queue, f"sending to {target} again", work, report)
+    run_taking(broker, queue, f"sending to {target} again", work, report)
 
 
 async def _print_those(

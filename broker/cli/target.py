@@ -1,6 +1,9 @@
 """Where commands that are clients connect to: the connection string, its HTTP address, and whom to trust with TLS."""
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import Parameter, Signature, signature
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -48,6 +51,48 @@ CaFileOption = Annotated[
         help="Certificates of the authorities to trust with TLS; by default the system's.",
     ),
 ]
+
+
+_AMQP_OPTIONS: Final = {"connection_string": ConnectionStringOption, "ca": CaFileOption}
+_HTTP_OPTIONS: Final = {
+    "connection_string": ConnectionStringOption,
+    "http_endpoint": HttpEndpointOption,
+    "ca": CaFileOption,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerOptions:
+    """What the options of a command say of the broker that it connects to; nothing of it is checked yet."""
+
+    connection_string: str | None
+    ca: str | None
+    http_endpoint: str | None = None
+
+
+def connected(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of an AMQP connection. Instead of these the command gets `broker`."""
+    return _with_options(command, _AMQP_OPTIONS)
+
+
+def connected_by_http(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of a connection, with the address for HTTP. Instead of these it gets `broker`."""
+    return _with_options(command, _HTTP_OPTIONS)
+
+
+def _with_options(command: Callable[..., None], options: dict[str, Any]) -> Callable[..., None]:
+    def run(**arguments: Any) -> None:
+        given = {name: arguments.pop(name) for name in options}
+        command(broker=BrokerOptions(**given), **arguments)
+
+    own = [each for each in signature(command).parameters.values() if each.name != "broker"]
+    added = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=option) for name, option in options.items()
+    ]
+    # Typer makes options of a function's signature, and the command's name and help of its name and docstring.
+    run.__signature__ = Signature([*own, *added])  # type: ignore[attr-defined]
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    return run
 
 
 def parsed(

@@ -10,7 +10,7 @@ from broker.cli.output import JsonOption, print_json
 from broker.cli.pairs import SetOption, UnsetOption, pairs
 from broker.cli.taking.taken import Taken, run_taking
 from broker.cli.taking.wishes import CountOption, SessionOption, WhereOption, wish_of
-from broker.cli.target import CaFileOption, ConnectionStringOption
+from broker.cli.target import BrokerOptions, connected
 
 if TYPE_CHECKING:
     from broker.cli.progress import Bar
@@ -22,7 +22,9 @@ app = typer.Typer()
 
 
 @app.command()
+@connected
 def transfer(
+    broker: BrokerOptions,
     queue: QueueArgument,
     to: Annotated[str, typer.Argument(metavar="ENTITY", help="The queue or topic that gets them.", callback=named)],
     count: CountOption = None,
@@ -32,8 +34,6 @@ def transfer(
     removals: UnsetOption = None,
     dead_letter: DeadLetterOption = False,
     as_json: JsonOption = False,
-    connection_string: ConnectionStringOption = None,
-    ca: CaFileOption = None,
 ) -> None:
     """Move active messages to another entity, the oldest first.
 
@@ -66,4 +66,4 @@ def transfer(
         else:
             typer.echo(f"{counted(handled)} moved from {source} to {to}")
 
-    run_taking(connection_string, ca, queue, f"moving to {to}", work, report)
+    run_taking(broker, queue, f"moving to {to}", work, report)

@@ -10,7 +10,7 @@ from broker.cli.output import JsonOption, print_json
 from broker.cli.pairing.intervals import milliseconds
 from broker.cli.pairing.options import LogLevelOption, OpsHostOption, OpsPortOption, require_ops_port
 from broker.cli.quantities import people_size, size_in
-from broker.cli.target import CaFileOption, ConnectionStringOption, HttpEndpointOption, http_address, parsed, trusted
+from broker.cli.target import BrokerOptions, connected_by_http, http_address, parsed, trusted
 from broker.settings.config import LogLevel
 from storage.wording import counted
 
@@ -24,8 +24,10 @@ app = typer.Typer()
 
 
 @app.command()
+@connected_by_http
 def capture(
     context: typer.Context,
+    broker: BrokerOptions,
     url: Annotated[
         str,
         typer.Argument(
@@ -33,8 +35,6 @@ def capture(
             help="Where the files are: a folder, or s3://, gs:// or abfs:// with a bucket or container and a path.",
         ),
     ],
-    connection_string: ConnectionStringOption = None,
-    http_endpoint: HttpEndpointOption = None,
     once: Annotated[
         bool, typer.Option("--once", help="Capture what the journal has now, and end, instead of waiting for more.")
     ] = False,
@@ -85,7 +85,6 @@ def capture(
     ops_port: OpsPortOption = None,
     log_level: LogLevelOption = LogLevel.INFO,
     as_json: JsonOption = False,
-    ca: CaFileOption = None,
 ) -> None:
     """Write the broker's journal as Parquet files under a URL, until SIGTERM or Ctrl-C.
 
@@ -95,14 +94,14 @@ def capture(
     find, such as AWS_ACCESS_KEY_ID.
     """
     require_ops_port(context, ops_port)
-    target = parsed(connection_string)
-    address = http_address(target, http_endpoint)
+    target = parsed(broker.connection_string)
+    address = http_address(target, broker.http_endpoint)
     if not re.fullmatch("[A-Za-z0-9._-]{1,100}", consumer):
         raise typer.BadParameter(
             "must have 1 to 100 letters, digits, dots, underscores and hyphens", param_hint="--consumer"
         )
     options = _options(file_size, memory, roll_time, compact_after, keep)
-    trust = trusted(ca)
+    trust = trusted(broker.ca)
 
     from broker.capture.journal import HttpJournal
     from broker.capture.service import CaptureService, Wishes

@@ -9,7 +9,7 @@ from broker.cli.ending import FAILED, WRONG_USE, fail
 from broker.cli.pairing.intervals import milliseconds
 from broker.cli.progress import progress
 from broker.cli.quantities import people_duration, people_size
-from broker.cli.target import http_address, parsed, trusted
+from broker.cli.target import BrokerOptions, http_address, parsed, trusted
 from broker.namespace.durations import format_duration
 from storage.wording import counted
 
@@ -43,13 +43,13 @@ def verify_capture(url: str, keep: str, told: "Told | None") -> None:
         raise typer.Exit(FAILED)
 
 
-def asked(connection_string: str | None, http_endpoint: str | None, ca: str | None, consumer: str) -> "Told":
+def asked(broker: BrokerOptions, consumer: str) -> "Told":
     """What the broker says. Ends the command if it does not."""
     from broker.capture.journal import HttpJournal
     from storage.capture.errors import SourceFailed, SourceRefused
 
-    target = parsed(connection_string)
-    source = HttpJournal(http_address(target, http_endpoint), target.credentials, trusted(ca), consumer)
+    target = parsed(broker.connection_string)
+    source = HttpJournal(http_address(target, broker.http_endpoint), target.credentials, trusted(broker.ca), consumer)
     try:
         return source.told()
     except (SourceFailed, SourceRefused) as error:

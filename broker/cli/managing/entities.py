@@ -14,7 +14,7 @@ from broker.cli.managing.management import Connect, confirm, path_of
 from broker.cli.managing.paths import Path, entity_path, subscription_path
 from broker.cli.managing.rule_options import with_first_rule
 from broker.cli.output import JsonOption, print_json, print_table
-from broker.cli.target import CaFileOption, ConnectionStringOption, HttpEndpointOption
+from broker.cli.target import BrokerOptions, connected_by_http
 
 if TYPE_CHECKING:
     from broker.administration.client import HttpClient
@@ -45,61 +45,57 @@ def entity_app(kind: str) -> typer.Typer:
     if kind == "subscription":
 
         @app.command("list", help=f"Print the subscriptions of a topic with the counts of their messages. {_NEEDS}")
+        @connected_by_http
         def list_subscriptions(
+            broker: BrokerOptions,
             topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")],
             as_json: JsonOption = False,
-            connection_string: ConnectionStringOption = None,
-            http_endpoint: HttpEndpointOption = None,
-            ca: CaFileOption = None,
         ) -> None:
             of = path_of(entity_path, topic)
-            connect = Connect(connection_string, http_endpoint, ca)
+            connect = Connect(broker)
             _list(kind, connect, f"{of.url_path}/Subscriptions", of.entity, as_json)
 
     else:
 
         @app.command("list", help=f"Print all {kind}s with the counts of their messages. {_NEEDS}")
+        @connected_by_http
         def list_all(
+            broker: BrokerOptions,
             as_json: JsonOption = False,
-            connection_string: ConnectionStringOption = None,
-            http_endpoint: HttpEndpointOption = None,
-            ca: CaFileOption = None,
         ) -> None:
-            _list(kind, Connect(connection_string, http_endpoint, ca), f"$Resources/{kind}s", "", as_json)
+            _list(kind, Connect(broker), f"$Resources/{kind}s", "", as_json)
 
     @app.command("show", help=f"Print a {kind}: its settings, and the counts of its messages. {_NEEDS}")
+    @connected_by_http
     def show(
+        broker: BrokerOptions,
         path: Annotated[str, path_argument],
         as_json: JsonOption = False,
-        connection_string: ConnectionStringOption = None,
-        http_endpoint: HttpEndpointOption = None,
-        ca: CaFileOption = None,
     ) -> None:
         at = path_of(read, path)
 
         async def work(client: "HttpClient") -> "Described":
             return await _found(client, kind, at)
 
-        _print(kind, at, Connect(connection_string, http_endpoint, ca).run(work, at.shown), as_json)
+        _print(kind, at, Connect(broker).run(work, at.shown), as_json)
 
     @app.command("create", help=f"Create a {kind}; what is not given has the service's default. {_NEEDS}")
     @with_settings(kind, is_create=True)
     @with_first_rule(kind)
+    @connected_by_http
     def create(
+        broker: BrokerOptions,
         path: Annotated[str, path_argument],
         values: Mapping[str, str],
         rule: "RuleDescription | None",
         as_json: JsonOption = False,
-        connection_string: ConnectionStringOption = None,
-        http_endpoint: HttpEndpointOption = None,
-        ca: CaFileOption = None,
     ) -> None:
         from broker.atom import rules
         from broker.atom.client_documents import new_description
         from broker.atom.entities import ELEMENT
 
         at = path_of(read, path)
-        connect = Connect(connection_string, http_endpoint, ca)
+        connect = Connect(broker)
 
         async def work(client: "HttpClient") -> "Described":
             made = new_description(ELEMENT[kind])
@@ -117,18 +113,17 @@ def entity_app(kind: str) -> typer.Typer:
         "update", help=f"Change settings of a {kind}; the others stay. An empty TEXT removes a setting. {_NEEDS}"
     )
     @with_settings(kind, is_create=False)
+    @connected_by_http
     def update(
+        broker: BrokerOptions,
         path: Annotated[str, path_argument],
         values: Mapping[str, str],
         as_json: JsonOption = False,
-        connection_string: ConnectionStringOption = None,
-        http_endpoint: HttpEndpointOption = None,
-        ca: CaFileOption = None,
     ) -> None:
         at = path_of(read, path)
         if not values:
             raise typer.BadParameter("give at least one setting to change")
-        connect = Connect(connection_string, http_endpoint, ca)
+        connect = Connect(broker)
 
         async def work(client: "HttpClient") -> "Described":
             known = await _found(client, kind, at)
@@ -141,15 +136,14 @@ def entity_app(kind: str) -> typer.Typer:
             typer.echo(f"{kind} {at.shown} changed")
 
     @app.command("delete", help=f"Delete a {kind} with all that it has. {_NEEDS}")
+    @connected_by_http
     def delete(
+        broker: BrokerOptions,
         path: Annotated[str, path_argument],
         yes: YesOption = False,
-        connection_string: ConnectionStringOption = None,
-        http_endpoint: HttpEndpointOption = None,
-        ca: CaFileOption = None,
     ) -> None:
         at = path_of(read, path)
-        connect = Connect(connection_string, http_endpoint, ca)
+        connect = Connect(broker)
         confirm(f"Delete the {kind} {at.shown} and its messages?", yes)
 
         async def work(client: "HttpClient") -> None:

@@ -7,7 +7,7 @@ import typer
 
 from broker.cli.ending import WRONG_USE, fail
 from broker.cli.managing.paths import Path, WrongPath
-from broker.cli.target import TRUST_ADVICE, http_address, parsed, trusted
+from broker.cli.target import TRUST_ADVICE, BrokerOptions, http_address, parsed, trusted
 
 if TYPE_CHECKING:
     from broker.administration.client import HttpClient
@@ -18,11 +18,11 @@ T = TypeVar("T")
 class Connect:
     """What the options say of the connection."""
 
-    def __init__(self, connection_string: str | None, http_endpoint: str | None, ca: str | None) -> None:
+    def __init__(self, broker: BrokerOptions) -> None:
         """Ends the command if it makes no sense."""
-        self.target = parsed(connection_string)
-        self.address = http_address(self.target, http_endpoint)
-        self._ca = ca
+        self.target = parsed(broker.connection_string)
+        self.address = http_address(self.target, broker.http_endpoint)
+        self._ca = broker.ca
 
     def run(self, work: Callable[["HttpClient"], Awaitable[T]], subject: str = "") -> T:
         """Do `work`. Ends with a message, about the `subject` if there is one, if that fails."""

@@ -21,7 +21,7 @@ from broker.cli.managing.rule_options import (
     filter_of,
 )
 from broker.cli.output import JsonOption, print_json, print_table
-from broker.cli.target import CaFileOption, ConnectionStringOption, HttpEndpointOption
+from broker.cli.target import BrokerOptions, connected_by_http
 
 if TYPE_CHECKING:
     from broker.administration.client import HttpClient
@@ -42,14 +42,13 @@ RuleArgument = Annotated[
 
 
 @rule_app.command("list")
+@connected_by_http
 def list_rules(
+    broker: BrokerOptions,
     subscription: Annotated[
         str, typer.Argument(metavar="TOPIC/SUBSCRIPTION", help="As TOPIC/NAME or TOPIC/subscriptions/NAME.")
     ],
     as_json: JsonOption = False,
-    connection_string: ConnectionStringOption = None,
-    http_endpoint: HttpEndpointOption = None,
-    ca: CaFileOption = None,
 ) -> None:
     """Print the rules of a subscription. Needs the right Manage."""
     of = path_of(subscription_path, subscription)
@@ -57,7 +56,7 @@ def list_rules(
     async def work(client: "HttpClient") -> "list[Described]":
         return await client.all_of(f"{of.url_path}/Rules")
 
-    found = [_read(each) for each in Connect(connection_string, http_endpoint, ca).run(work, of.shown)]
+    found = [_read(each) for each in Connect(broker).run(work, of.shown)]
     if as_json:
         print_json([_document(rule) for rule in found])
     else:
@@ -67,12 +66,11 @@ def list_rules(
 
 
 @rule_app.command("show")
+@connected_by_http
 def show_rule(
+    broker: BrokerOptions,
     path: RuleArgument,
     as_json: JsonOption = False,
-    connection_string: ConnectionStringOption = None,
-    http_endpoint: HttpEndpointOption = None,
-    ca: CaFileOption = None,
 ) -> None:
     """Print a rule. Needs the right Manage."""
     at = path_of(rule_path, path)
@@ -80,7 +78,7 @@ def show_rule(
     async def work(client: "HttpClient") -> "Described":
         return await client.get(at.url_path)
 
-    rule = _read(Connect(connection_string, http_endpoint, ca).run(work, at.shown))
+    rule = _read(Connect(broker).run(work, at.shown))
     if as_json:
         print_json(_document(rule))
     else:
@@ -89,7 +87,9 @@ def show_rule(
 
 
 @rule_app.command("create")
+@connected_by_http
 def create_rule(
+    broker: BrokerOptions,
     path: RuleArgument,
     sql: SqlOption = None,
     fields: FieldsOption = None,
@@ -99,9 +99,6 @@ def create_rule(
     action: ActionOption = None,
     parameters: ParametersOption = None,
     as_json: JsonOption = False,
-    connection_string: ConnectionStringOption = None,
-    http_endpoint: HttpEndpointOption = None,
-    ca: CaFileOption = None,
 ) -> None:
     """Create a rule; a subscription takes the messages that any of its rules takes. Needs the right Manage.
 
@@ -115,7 +112,7 @@ def create_rule(
     async def work(client: "HttpClient") -> "Described":
         return await client.put(at.url_path, _body(rule), is_update=False)
 
-    made = Connect(connection_string, http_endpoint, ca).run(work, at.shown)
+    made = Connect(broker).run(work, at.shown)
     if as_json:
         print_json(_document(_read(made)))
     else:
@@ -123,7 +120,9 @@ def create_rule(
 
 
 @rule_app.command("update")
+@connected_by_http
 def update_rule(
+    broker: BrokerOptions,
     path: RuleArgument,
     sql: SqlOption = None,
     fields: FieldsOption = None,
@@ -133,9 +132,6 @@ def update_rule(
     action: ActionOption = None,
     parameters: ParametersOption = None,
     as_json: JsonOption = False,
-    connection_string: ConnectionStringOption = None,
-    http_endpoint: HttpEndpointOption = None,
-    ca: CaFileOption = None,
 ) -> None:
     """Replace the filter or the action of a rule, or both. Needs the right Manage."""
     at = path_of(rule_path, path)
@@ -148,7 +144,7 @@ def update_rule(
         rule = described(at.rule, known.model_dump(exclude_none=True), wanted, action, parameters)
         return await client.put(at.url_path, _body(rule), is_update=True)
 
-    changed = Connect(connection_string, http_endpoint, ca).run(work, at.shown)
+    changed = Connect(broker).run(work, at.shown)
     if as_json:
         print_json(_document(_read(changed)))
     else:
@@ -156,16 +152,15 @@ def update_rule(
 
 
 @rule_app.command("delete")
+@connected_by_http
 def delete_rule(
+    broker: BrokerOptions,
     path: RuleArgument,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
-    connection_string: ConnectionStringOption = None,
-    http_endpoint: HttpEndpointOption = None,
-    ca: CaFileOption = None,
 ) -> None:
     """Delete a rule. Needs the right Manage."""
     at = path_of(rule_path, path)
-    connect = Connect(connection_string, http_endpoint, ca)
+    connect = Connect(broker)
     confirm(f"Delete the rule {at.shown}?", yes)
 
     async def work(client: "HttpClient") -> None:

@@ -9,6 +9,7 @@ import typer
 from broker.cli.ending import fail, told
 from broker.cli.messaging import run
 from broker.cli.progress import Bar, progress
+from broker.cli.target import BrokerOptions
 
 if TYPE_CHECKING:
     from protocol.client.connection import Connection
@@ -24,8 +25,7 @@ class Taken:
 
 
 def run_taking(
-    connection_string: str | None,
-    ca: str | None,
+    broker: BrokerOptions,
     queue: str,
     title: str,
     work: Callable[["Connection", Taken, Bar], Awaitable[None]],
@@ -38,7 +38,7 @@ def run_taking(
     done = Taken()
     try:
         with progress(title) as bar:
-            run(connection_string, ca, lambda connection: work(connection, done, bar), queue)
+            run(broker, lambda connection: work(connection, done, bar), queue)
     except KeyboardInterrupt:
         report(done.handled)
         raise

@@ -9,7 +9,7 @@ import typer
 
 from broker.cli.messaging import run
 from broker.cli.output import JsonOption, print_json, print_table, rich_table
-from broker.cli.target import CaFileOption, ConnectionStringOption, parsed
+from broker.cli.target import BrokerOptions, connected, parsed
 
 if TYPE_CHECKING:
     from broker.cli.watching.rates import Row, Sample
@@ -26,7 +26,9 @@ app = typer.Typer()
 
 
 @app.command()
+@connected
 def top(
+    broker: BrokerOptions,
     once: Annotated[bool, typer.Option("--once", help="Print one table, of one interval, and end.")] = False,
     interval: Annotated[
         float, typer.Option("--interval", min=0.1, metavar="SECONDS", help="Time between two samples.")
@@ -43,14 +45,12 @@ def top(
         ),
     ] = None,
     as_json: JsonOption = False,
-    connection_string: ConnectionStringOption = None,
-    ca: CaFileOption = None,
 ) -> None:
     """Show all queues and subscriptions with their counts and rates until Ctrl-C, the busiest first.
 
     Needs the right Manage on the namespace.
     """
-    url = metrics_url or f"http://{_authority(parsed(connection_string).host)}:{METRICS_PORT}/metrics"
+    url = metrics_url or f"http://{_authority(parsed(broker.connection_string).host)}:{METRICS_PORT}/metrics"
 
     async def work(connection: "Connection") -> None:
         from broker.cli.watching.traffic import MetricsPage
@@ -66,7 +66,7 @@ def top(
                     break
 
     try:
-        run(connection_string, ca, work)
+        run(broker, work)
     except KeyboardInterrupt:
         raise typer.Exit from None
 
