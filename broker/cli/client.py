@@ -12,15 +12,17 @@ import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from operator import itemgetter
+from typing import TYPE_CHECKING, Annotated, Final
 from urllib.parse import quote
 
 import typer
 
 from broker.cli.ending import WRONG_USE, fail, told
+from broker.cli.listing import Columns, print_entities
 from broker.cli.messages import DeadLetterOption, QueueArgument, StateOption, address_of, counted, named, print_message
 from broker.cli.messaging import run
-from broker.cli.output import JsonOption, print_json, print_table
+from broker.cli.output import JsonOption, print_json
 from broker.cli.pairs import PAIR_HELP, pairs
 from broker.cli.progress import progress
 from broker.cli.taking.wishes import SessionOption
@@ -33,6 +35,17 @@ if TYPE_CHECKING:
     from protocol.client.requests import QueueCounts
 
 app = typer.Typer()
+
+_COLUMNS: Final[Columns] = {
+    "ACTIVE": itemgetter("active"),
+    "LOCKED": itemgetter("locked"),
+    "DEFERRED": itemgetter("deferred"),
+    "SCHEDULED": itemgetter("scheduled"),
+    "DEAD-LETTERED": itemgetter("dead_lettered"),
+    "TRANSFER": itemgetter("transfer"),
+    "NOT-FORWARDED": itemgetter("transfer_dead_lettered"),
+    "BYTES": itemgetter("size_bytes"),
+}
 
 
 @app.command()
@@ -201,15 +214,7 @@ def queues(broker: BrokerOptions, as_json: JsonOption = False) -> None:
         return await connection.counts()
 
     found = run(broker, work)
-    if as_json:
-        print_json([{"name": name, **asdict(of)} for name, of in found.items()])
-        return
-    head = ["QUEUE", "ACTIVE", "LOCKED", "DEFERRED", "SCHEDULED", "DEAD-LETTERED", "TRANSFER", "NOT-FORWARDED", "BYTES"]
-    rows: list[list[str | int]] = []
-    for name, of in found.items():
-        here = (of.active, of.locked, of.deferred, of.scheduled, of.dead_lettered)
-        rows.append([name, *here, of.transfer, of.transfer_dead_lettered, of.size_bytes])
-    print_table(head, rows)
+    print_entities("queue", [{"name": name, **asdict(of)} for name, of in found.items()], _COLUMNS, as_json)
 
 
 @app.command()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from broker.cli.listing import Columns, print_entities
 from broker.cli.managing.entity_settings import with_settings
 from broker.cli.managing.management import Connect, confirm, path_of
 from broker.cli.managing.paths import Path, entity_path, subscription_path
@@ -232,13 +233,7 @@ def _list(kind: str, connect: Connect, url_path: str, topic: str, as_json: bool)
 
     found = connect.run(work, topic)
     shown = [document(kind, each.title, each, topic) for each in found]
-    if as_json:
-        print_json(shown)
-        return
-    columns = _COLUMNS[kind]
-    print_table(
-        [kind.upper(), *columns], [[each["name"], *(read(each) for read in columns.values())] for each in shown]
-    )
+    print_entities(kind, shown, _COLUMNS[kind], as_json)
 
 
 def _count(state: str) -> Callable[[Mapping[str, Any]], Any]:
@@ -249,7 +244,7 @@ def _status(shown: Mapping[str, Any]) -> Any:
     return shown["settings"].get("Status")
 
 
-_COLUMNS: Final[dict[str, dict[str, Callable[[Mapping[str, Any]], Any]]]] = {
+_COLUMNS: Final[dict[str, Columns]] = {
     "queue": {
         "STATUS": _status,
         "ACTIVE": _count("active"),
