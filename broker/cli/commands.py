@@ -528,7 +528,9 @@ def check(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
         if settings.tls.certificate is not None:
             ServerTls(settings.tls)
         found = rehearse(settings, int(time.time() * 1000))
-        for warning in (*(f"{place}: {text}; it has no effect" for place, text in loaded.ignored), *found.ports_in_use):
+        ignored = (f"{place}: {text}; it has no effect" for place, text in loaded.ignored)
+        going = (f"{place}: {text}" for place, text in loaded.going)
+        for warning in (*ignored, *going, *found.ports_in_use):
             typer.echo(f"peeklock: warning: {printable(warning)}", err=True)
         if found.problems:
             raise ConfigurationError("\n".join(map(loaded.spelled, found.problems)))

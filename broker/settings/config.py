@@ -242,8 +242,8 @@ class Amqp(Frozen):
         ge=64 * MIB,
         le=2048 * GIB,
         description="Memory for all connections of one gateway, those of HTTP included: input, unfinished messages, "
-        "state and output. Near it, those that hold most are closed. Unfinished messages have half of it, at most: if "
-        "only one of the two is set, the other follows. 32 messages of the largest size are always allowed.",
+        "state and output. Near it, those that hold most are closed. Unfinished messages have half of it, and "
+        "512 MiB, at most. 32 messages of the largest size are always allowed.",
     )
 
     @property

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from broker.namespace.durations import format_duration
 from broker.namespace.entities import AuthorizationRule, Frozen, QueueDescription, SubscriptionDescription
 from broker.namespace.rule_descriptions import CorrelationFilter, RuleDescription, SqlAction, SqlFilter, TrueFilter
+from broker.settings.audiences import AUDIENCES, Audience, audience_of
 from broker.settings.config import DeclaredSubscription, DeclaredTopic, Place, Settings
 from broker.settings.emulator_config import (
     ALL_PROPERTIES,
@@ -21,6 +22,7 @@ from broker.settings.emulator_config import (
     TOPIC_PROPERTIES,
     UNSAID,
 )
+from broker.settings.internal import INTERNAL
 from broker.settings.sources import FLAGS, OFF, SECRETS, Loaded, dotted, leaves, limits, optional, section_of, variable
 
 MASK = "***"
@@ -72,6 +74,8 @@ action = { expression = "SET priority = 'high'" }
 or the Service Bus emulator's `Config.json`, unchanged: see the end of this page.
 
 Names end in the unit: `_ms` is milliseconds, `_bytes` bytes, `_kb` KiB, `_mb` MiB.
+
+The settings are in the order of who needs them; most brokers need those of the first part alone.
 """
 
 _EMULATOR = """\
@@ -154,15 +158,21 @@ _TABLE = "| Setting | Default | Allowed | Meaning |\n|---|---|---|---|\n"
 def document() -> str:
     """docs/configuration.md"""
     flags = {place: flag for flag, places in FLAGS.items() for place in places}
-    parts = [_INTRODUCTION]
-    sections: dict[str, list[str]] = {}
+    rows: dict[tuple[Audience, str], list[str]] = {}
     for place, field in leaves().items():
+        if place in INTERNAL:
+            continue
         name = dotted(place)
         spellings = f"`{name}`<br>`{variable(place)}`" + (f"<br>`{flags[name]}`" if name in flags else "")
-        sections.setdefault(str(place[0]) if len(place) > 1 else "", []).append(_row(spellings, field))
-    for section, rows in sections.items():
-        title = f"## {section}\n\n{Settings.model_fields[section].description}" if section else "## General"
-        parts.append(f"{title}\n\n{_TABLE}{''.join(rows)}")
+        section = str(place[0]) if len(place) > 1 else ""
+        rows.setdefault((audience_of(place), section), []).append(_row(spellings, field))
+    parts = [_INTRODUCTION]
+    told = set[str]()
+    for audience in AUDIENCES:
+        parts.append(f"## {audience.title}\n\n{audience.words}\n")
+        for section in [section for each, section in rows if each is audience]:
+            parts.append(_title(section, again=section in told) + _TABLE + "".join(rows[audience, section]))
+            told.add(section)
     for words, model in ((_QUEUES, QueueDescription), (_TOPICS, DeclaredTopic)):
         parts.append(words.format(immutable=_names(model.immutable)) + _model_table(model))
     fixed = _names(SubscriptionDescription.immutable)
@@ -173,6 +183,15 @@ def document() -> str:
     parts.append(_EMULATOR + "".join(_emulator_rows()))
     parts.append(_EMULATOR_RULES.format(correlation=_names(CORRELATION_PROPERTIES)).lstrip())
     return "\n".join(parts)
+
+
+def _title(section: str, *, again: bool) -> str:
+    """Return the heading of a section, with what it is for where it stands first; settings without one have none."""
+    if not section:
+        return ""
+    if again:
+        return f"### {section}, its limits\n\n"
+    return f"### {section}\n\n{Settings.model_fields[section].description}\n\n"
 
 
 def _names(names: Iterable[str]) -> str:
@@ -249,11 +268,18 @@ def show(loaded: Loaded) -> str:
     general, sections = [], []
     for name, field in Settings.model_fields.items():
         if section_of(field):
-            lines = [_line(loaded, (name, inner), value) for inner, value in values[name].items()]
-            sections.append("\n".join([f"\n[{name}]", *lines]))
-        else:
+            shown = [
+                (place, value) for inner, value in values[name].items() if _is_shown(loaded, place := (name, inner))
+            ]
+            sections.append("\n".join([f"\n[{name}]", *(_line(loaded, *each) for each in shown)]))
+        elif _is_shown(loaded, (name,)):
             general.append(_line(loaded, (name,), values[name]))
     return "\n".join(general + sections) + "\n"
+
+
+def _is_shown(loaded: Loaded, place: Place) -> bool:
+    """Return False for an internal setting that nobody has set."""
+    return place not in INTERNAL or place in loaded.origins
 
 
 def _line(loaded: Loaded, place: Place, value: Any) -> str:

@@ -22,6 +22,7 @@ from broker.namespace.rule_descriptions import FILTER_KINDS
 from broker.settings.config import ConfigurationError, Origin, Place, Problem, Refusal, Settings
 from broker.settings.emulator_config import is_emulator_config, parse, read_emulator_config, without_comments
 from broker.settings.emulators_place import CONFIG_FILE, image_of_emulator, reason_against
+from broker.settings.internal import ADVICE, INTERNAL
 from broker.settings.rule_expressions import wrong_expressions
 from broker.settings.secrets import masked
 from broker.settings.variables import CONFIG_VARIABLE, IMAGE_VARIABLE, PURE_VARIABLE, VARIABLE_PREFIX, config_file
@@ -99,6 +100,7 @@ class Loaded(NamedTuple):
     settings: Settings
     origins: dict[Place, Origin]  # of all settings that are not defaults
     ignored: tuple[Problem, ...] = ()  # what the file has, and nothing reads
+    going: tuple[Problem, ...] = ()  # what is set, and the next minor version refuses
     not_emulator: str | None = None  # why the image is not the emulator, although its licence is accepted
 
     def spelled(self, refusal: Refusal | str) -> str:
@@ -157,7 +159,7 @@ def load(
 
 
 def leaves() -> dict[Place, FieldInfo]:
-    """Every setting that is not a section."""
+    """Return every setting that is not a section, those that are internal included."""
     found: dict[Place, FieldInfo] = {}
     for name, field in Settings.model_fields.items():
         if section := section_of(field):
@@ -294,9 +296,8 @@ class _Sources:
             elif name in renamed:
                 self._problems.append(Problem(name, f"is {renamed[name]} now"))
             elif not _SERVICE_LINK.fullmatch(f"{name}={text}"):
-                self._problems.append(
-                    Problem(name, "no such setting; " + _suggestion(name, by_variable, VARIABLE_PREFIX))
-                )
+                known = (each for each, place in by_variable.items() if place not in INTERNAL)
+                self._problems.append(Problem(name, "no such setting; " + _suggestion(name, known, VARIABLE_PREFIX)))
 
     def read_flags(self, flags: Mapping[str, str | None], known: Mapping[str, tuple[str, ...]]) -> None:
         """Lists are written with commas."""
@@ -342,7 +343,8 @@ class _Sources:
             self._problems += [*self._missing_files(settings), *self._wrong_rules(settings)]
         if self._problems:
             raise ConfigurationError("\n".join(f"{spelling}: {text}" for spelling, text in self._problems))
-        return Loaded(settings, self._origins, tuple(self._ignored))
+        going = tuple(Problem(self._origins[place].spelling, ADVICE) for place in self._origins if place in INTERNAL)
+        return Loaded(settings, self._origins, tuple(self._ignored), going)
 
     def _missing_files(self, settings: Settings) -> Iterable[Problem]:
         files = {("tls", name): getattr(settings.tls, name) for name in ("certificate", "key", "client_ca")}
@@ -370,7 +372,8 @@ class _Sources:
         if details["type"] == "extra_forbidden":
             if renamed := _RENAMED.get(place):
                 return [Problem(self._origin(place).spelling, f"is {dotted(renamed)} now")]
-            known = _model_and_field(details["loc"])[0].model_fields
+            fields = _model_and_field(details["loc"])[0].model_fields
+            known = [name for name in fields if (*place[:-1], name) not in INTERNAL]
             return [Problem(self._origin(place).spelling, f"no such setting; {_suggestion(str(place[-1]), known)}")]
         return [self._problem(place, _in_words(place, details))]
 

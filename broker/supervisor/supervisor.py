@@ -65,6 +65,8 @@ def run(loaded: "Loaded", part: Part, read_again: Callable[[], Settings]) -> int
     if loaded.ignored:
         places = [printable(place) for place, _ in loaded.ignored]
         log.warning("the file has unknown keys; they have no effect", keys=places[:MAX_NAMED], number=len(places))
+    for setting, advice in loaded.going:
+        log.warning("the setting is no public one any more", setting=printable(setting), advice=advice)
     if loaded.not_emulator is not None:
         log.warning("not in the emulator's place, although ACCEPT_EULA is set", reason=loaded.not_emulator)
     try:

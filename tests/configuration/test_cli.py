@@ -16,6 +16,7 @@ from broker.child import PERMANENT_FAULT
 from broker.cli.all_commands import app
 from broker.namespace.entities import QueueDescription
 from broker.settings.config import ConfigurationError, Settings
+from broker.settings.internal import ADVICE
 from broker.settings.reference import document
 from storage.data_dir import DataDirectory
 from storage.lmdb_store import DATA_FILE, LmdbStore
@@ -468,6 +469,23 @@ def test_config_check_names_the_keys_that_have_no_effect(peeklock, any_ports, tm
     assert result.stderr == (
         f"peeklock: warning: {AT_QUEUE}.Colour: unknown; known here: Name, Properties; it has no effect\n"
     )
+
+
+def test_config_check_warns_of_internal_settings(peeklock, any_ports, monkeypatch, tmp_path):
+    (tmp_path / "peeklock.toml").write_text("worker_restart_wait_bytes = 4194304")
+    monkeypatch.setenv("PEEKLOCK_AMQP__SENDER_CREDIT", "7")
+    result = peeklock("config", "check", "--config", "peeklock.toml")
+    assert result.exit_code == 0
+    assert sorted(result.stderr.splitlines()) == [
+        f"peeklock: warning: PEEKLOCK_AMQP__SENDER_CREDIT: {ADVICE}",
+        f"peeklock: warning: peeklock.toml: worker_restart_wait_bytes: {ADVICE}",
+    ]
+
+
+def test_config_show_has_an_internal_setting_only_if_it_is_set(peeklock, monkeypatch):
+    assert "sender_credit" not in peeklock("config", "show").stdout
+    monkeypatch.setenv("PEEKLOCK_AMQP__SENDER_CREDIT", "7")
+    assert "sender_credit = 7  # PEEKLOCK_AMQP__SENDER_CREDIT\n" in peeklock("config", "show").stdout
 
 
 def test_a_missing_forward_target_is_named_where_the_emulators_file_has_it(peeklock, any_ports, tmp_path):

@@ -12,6 +12,7 @@ from broker.namespace.rule_descriptions import (
     SqlFilter,
 )
 from broker.settings.config import ConfigurationError, LogLevel, Settings
+from broker.settings.internal import ADVICE, INTERNAL
 from broker.settings.sources import FLAGS, MAX_FILE_BYTES, leaves, load, variable
 from protocol.codec import Long
 
@@ -449,6 +450,59 @@ def test_a_setting_with_a_new_name_says_so(tmp_path):
     config = tmp_path / "peeklock.toml"
     config.write_text("[amqp]\ntls_certificate = 'c.pem'\n")
     assert problems(config) == [f"{config}: amqp.tls_certificate: is tls.certificate now"]
+
+
+@pytest.mark.parametrize("place", sorted(INTERNAL))
+def test_an_internal_setting_is_taken_from_a_variable_with_one_warning(place):
+    field = leaves()[place]
+    value = field.default * 2
+    loaded = load(environment={variable(place): str(value)})
+    at = loaded.settings
+    for name in place:
+        at = getattr(at, name)
+    assert at == value != field.default
+    assert loaded.going == ((variable(place), ADVICE),)
+
+
+@pytest.mark.parametrize("place", sorted(INTERNAL))
+def test_an_internal_setting_is_taken_from_a_file_with_one_warning(toml, place):
+    field = leaves()[place]
+    value = field.default * 2
+    *section, name = place
+    file = toml(f"{''.join(f'[{each}]' for each in section)}\n{name} = {value}\n")
+    loaded = load(file)
+    at = loaded.settings
+    for each in place:
+        at = getattr(at, each)
+    assert at == value != field.default
+    assert loaded.going == ((f"{file}: {'.'.join(place)}", ADVICE),)
+
+
+def test_an_internal_setting_in_file_and_variable_is_warned_of_where_it_has_its_effect(toml):
+    loaded = load(toml("[amqp]\nsender_credit = 5"), {}, {"PEEKLOCK_AMQP__SENDER_CREDIT": "6"})
+    assert loaded.settings.amqp.sender_credit == 6
+    assert loaded.going == (("PEEKLOCK_AMQP__SENDER_CREDIT", ADVICE),)
+
+
+def test_other_settings_are_not_warned_of(toml):
+    limits = (
+        "cbs_timeout_ms = 1000\nmax_links_per_session = 5\nmax_links_per_connection = 5\nmax_unsettled_per_link = 5"
+    )
+    assert load(toml(f"[amqp]\n{limits}")).going == ()
+
+
+def test_internal_settings_are_not_offered_in_place_of_unknown_ones(toml):
+    [problem] = problems(environment={"PEEKLOCK_AMQP__SENDER_CREDITS": "1"})
+    assert problem.startswith("PEEKLOCK_AMQP__SENDER_CREDITS: no such setting; ")
+    assert "SENDER_CREDIT" not in problem.split(";")[1]
+    [problem] = problems(toml("[amqp]\nsender_credits = 1"))
+    assert "amqp.sender_credits: no such setting; " in problem
+    assert "sender_credit" not in problem.split(";")[1]
+
+
+def test_a_wrong_value_of_an_internal_setting_is_refused():
+    [problem] = problems(environment={"PEEKLOCK_AMQP__SENDER_CREDIT": "0"})
+    assert problem == 'PEEKLOCK_AMQP__SENDER_CREDIT: "0" is out of range; it must be from 1 to 100000'
 
 
 def test_tls_files_must_be_there(tmp_path):

@@ -7,7 +7,9 @@ from pydantic.fields import FieldInfo
 
 from broker.namespace.entities import AuthorizationRule, QueueDescription
 from broker.namespace.rule_descriptions import CorrelationFilter, RuleDescription, RuleValue, SqlAction, SqlFilter
+from broker.settings.audiences import AUDIENCES, audience_of
 from broker.settings.config import MIB, Amqp, DeclaredSubscription, DeclaredTopic, Settings, is_loopback
+from broker.settings.internal import INTERNAL
 from broker.settings.placement import PARTITIONS, guess
 from broker.settings.reference import document
 from broker.settings.sources import leaves, section_of, variable
@@ -59,7 +61,24 @@ def test_the_page_of_settings_is_current():
 def test_the_page_of_settings_lists_each_with_its_variable():
     page = document()
     for place in leaves():
-        assert f"`{'.'.join(map(str, place))}`<br>`{variable(place)}`" in page
+        assert (f"`{'.'.join(map(str, place))}`<br>`{variable(place)}`" in page) is (place not in INTERNAL), place
+
+
+def test_each_setting_is_for_one_audience_that_exists():
+    names = [name for audience in AUDIENCES for name in audience.members]
+    assert len(names) == len(set(names))
+    assert set(names) <= {".".join(map(str, place)) for place in leaves()} | set(Settings.model_fields)
+    assert all(audience_of(place) for place in leaves() if place not in INTERNAL)
+
+
+def test_a_setting_that_nobody_was_named_for_is_no_part_of_the_page():
+    with pytest.raises(LookupError, match=r"broker\.settings\.audiences"):
+        audience_of(("new", "setting"))
+
+
+def test_internal_settings_exist_and_are_no_limits_of_links_and_tokens():
+    assert set(leaves()) >= INTERNAL
+    assert not [place for place in INTERNAL if str(place[-1]).startswith(("max_links", "cbs"))]
 
 
 def test_defaults_are_secure():

@@ -48,7 +48,8 @@ supervisor.Processes = Started
 if len(sys.argv) > 2:  # the user id to run as
     os.setuid(int(sys.argv[2]))
 settings = Settings.model_validate_json(sys.argv[1])
-sys.exit(supervisor.run(Loaded(settings, {}), supervisor.Part.ALL, lambda: settings))
+going = tuple((name, "will go") for name in sys.argv[3:])
+sys.exit(supervisor.run(Loaded(settings, {}, going=going), supervisor.Part.ALL, lambda: settings))
 """
 
 
@@ -271,6 +272,19 @@ def text(*, key="c2VjcmV0", is_new=True, is_given=False, data_dir=Path("/var/lib
     settings = given.model_copy(update={"security": Security(root_key=key)})
     answer = {"ready": True, "amqp_port": 5672, "amqps_port": None, "ops_port": 9464} | ports
     return start_text(settings, answer, shown_key(given, settings, is_new=is_new))
+
+
+def test_a_setting_that_will_go_is_warned_of_once(tmp_path):
+    settings = {"data_dir": str(tmp_path / "data"), "partitions": 1, "workers": 0, **FREE_PORTS}
+    settings["store"] = {"map_size_bytes": 64 * MIB}
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, json.dumps(settings), str(os.getuid()), "amqp.sender_credit"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("amqp.sender_credit") == done.stderr.count("will go") == 1
 
 
 def test_the_start_text_has_the_connection_string():
