@@ -5,7 +5,6 @@ ends as little as possible: the delivery, else the link, else the connection.
 """
 
 import asyncio
-import itertools
 import time
 import uuid
 from collections import OrderedDict
@@ -16,8 +15,21 @@ from typing import Any, Concatenate, ParamSpec, Protocol, cast
 from broker.errors import BrokerError, EntityNotFound
 from broker.gateway.bound_links import MAX_LINKS_WITHOUT_RIGHTS, BoundLinks
 from broker.gateway.conditions import condition_of
+from broker.gateway.connection_timers import Timer, Timers
 from broker.gateway.holding import Holding
-from broker.gateway.host import Overrunning, Responder, SessionHolder, Shared
+from broker.gateway.host import Responder, SessionHolder, Shared
+from broker.gateway.life import (
+    CLIENT_CLOSED,
+    HAS_ENGINE,
+    HAS_SOCKET,
+    HEARS,
+    NEXT,
+    READS,
+    WAS_OPEN,
+    WRITES,
+    Event,
+    State,
+)
 from broker.gateway.limits.budget import CONNECTION_BYTES, ENGINE_BYTES, MEASURED_BYTES, TLS_BYTES, Budget, Holder
 from broker.gateway.limits.large_answers import LargeAnswers
 from broker.gateway.limits.queued import Queued
@@ -28,8 +40,8 @@ from broker.gateway.links.senders import ClientSender
 from broker.gateway.links.subscription_ends import SubscriptionEnd
 from broker.gateway.namespace import Entity
 from broker.gateway.pinning import Pinning
+from broker.gateway.reading import Reading
 from broker.gateway.rights import NOT_THE_EMULATORS, Proof, Rights, entity_of
-from broker.gateway.router import WorkerConnection
 from broker.gateway.transactions import Transactions
 from broker.gateway.turn import Gathering
 from broker.gateway.unsent import UnsentOutput
@@ -81,6 +93,7 @@ _FAULTS: dict[type[ProtocolError], Symbol] = {
     WorkTooLarge: conditions.RESOURCE_LIMIT_EXCEEDED,
 }
 
+_SASL, _OPEN = State.SASL, State.OPEN  # to look up a member of an enum takes as long as a call
 
 _P = ParamSpec("_P")
 
@@ -132,7 +145,8 @@ class ClientConnection(Holder, asyncio.Protocol):
     worker (which all clients share), or a loop over all connections.
     """
 
-    engine: Engine
+    engine: Engine  # from SASL's end on
+    _transport: asyncio.Transport  # while there is a socket
 
     def __init__(self, gateway: Home) -> None:
         self.gateway = gateway
@@ -143,29 +157,18 @@ class ClientConnection(Holder, asyncio.Protocol):
         self.is_stalled = False
         self.waiting_bytes = 0
         self.large_answers = LargeAnswers()
-        self.overrun: set[Overrunning] = set()
+        self.reading = Reading()
+        self.overrun = self.reading.overrun
         self.blocked: set[Gathering] = set()
         self.shut: set[Gathering] = set()
         self.next_tick_ms = 0
-        self._transport: asyncio.Transport | None = None
+        self.state = State.NEW
         self._sasl: SaslServer | None = None
-        self._opened = False
-        self._waits = False  # True while the gateway does not read from the client
-        self._is_behind = False  # there is more to do with what was read
-        self._rests = False  # much was read, so others are served before it is read again
-        self._waits_for: set[WorkerConnection] = set()  # workers that must catch up before the gateway reads again
-        self._closing = False
-        self._closed_by_client = False
-        self._hung_up = False
         self._has_failed = False
         self._busy = False  # inside the engine: flushes wait until it returns
         self._flush_again = False
-        self._deadline: asyncio.TimerHandle | None = None
-        self._expiry: asyncio.TimerHandle | None = None
+        self._timers = Timers()
         self._denial = "SASL"  # why authentication failed, for the log
-        self._stall: asyncio.TimerHandle | None = None
-        self._timers: dict[int, asyncio.TimerHandle] = {}  # others, which end with the connection
-        self._timer_numbers = itertools.count()
         self.sessions: dict[tuple[int, str], SessionHolder] = {}
         self._peer = ""
         self.client_name = ""
@@ -178,12 +181,16 @@ class ClientConnection(Holder, asyncio.Protocol):
         self._is_tls = False
         self._reason = ""
 
+    def _step(self, event: Event) -> None:
+        self.state = NEXT[self.state][event]
+
     # -- asyncio.Protocol
 
     @_contained
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)  # uvloop's has all methods, but not the base class
         self._transport = transport
+        self._step(Event.CONNECTED)
         self.unsent = UnsentOutput(transport)
         amqp = self.gateway.settings.amqp
         transport.set_write_buffer_limits(high=amqp.max_output_buffer_bytes)
@@ -200,60 +207,61 @@ class ClientConnection(Holder, asyncio.Protocol):
 
     @_contained
     def connection_lost(self, error: Exception | None) -> None:
-        self._transport = None
-        for timer in (self._deadline, self._expiry, self._stall, *self._timers.values()):
-            if timer is not None:
-                timer.cancel()
-        self._timers.clear()
+        before = self.state
+        self._step(Event.LOST)
+        self.reading.is_behind = False
+        self._timers.stop_all()
         self.gateway.leave(self)
-        if self._sasl is None:
-            self._links.unbind_all(not self._closed_by_client, self._unsent_deliveries())
+        if before in HAS_ENGINE:
+            self._links.unbind_all(before not in CLIENT_CLOSED, self._unsent_deliveries())
             self.gateway.metrics.sessions -= len(self.engine.sessions)
             for forgotten in (self.active, self.overrun, self.blocked, self.sessions):
                 forgotten.clear()
             self._links.let_go()
             self.gateway.router.drop_waiting(self)
             self.engine.free()
-        else:
+        elif self._sasl is not None:
             self._sasl.end()
         self.unsent.forget()
-        if self._opened:
+        del self._transport
+        if before in WAS_OPEN:
             log.info("connection ended", peer=self._peer, reason=self._reason or str(error or "closed by the client"))
 
     def data_received(self, data: bytes) -> None:
         self.gateway.metrics.bytes_in += len(data)
-        if self._transport is None or self._hung_up:
+        if self.state not in HEARS:
             return
-        was_behind = self._is_behind
+        reading = self.reading
+        was_behind = reading.is_behind
         self._push(data)
         self.moved_bytes += len(data)
         if self.moved_bytes > MEASURED_BYTES:
             if self._is_tls and len(data) > self._read_bytes:
                 self._read_bytes = len(data)
             self._measure_at_times()
-        if self._is_behind and not was_behind:
+        if reading.is_behind and not was_behind:
             self.gateway.queue(self)
         elif len(data) >= LARGE_READ_BYTES:
-            self._rests = True
+            reading.rests = True
             self.regulate()
             asyncio.get_running_loop().call_soon(self._read_on)
 
     @_contained
     def _read_on(self) -> None:
-        self._rests = False
+        self.reading.rests = False
         self.regulate()
 
     def go_on(self, until_s: float) -> bool:
         """Go on with what was read, until this time of `time.monotonic`. True if there is more to do."""
-        while self._is_behind and self._transport is not None:
+        while self.reading.is_behind:
             self._push(b"")
             if time.monotonic() >= until_s:
                 break
-        return self._is_behind and self._transport is not None
+        return self.reading.is_behind
 
     def _push(self, data: bytes) -> None:
         """Begin to do what was read, or go on with it: one step, which takes a few milliseconds at most."""
-        router = self.gateway.router
+        router, reading = self.gateway.router, self.reading
         posted_behind = router.posted_behind
         if posted_behind:
             posted_behind.clear()  # these were added for other connections
@@ -261,50 +269,48 @@ class ClientConnection(Holder, asyncio.Protocol):
         self._busy = True
         try:
             try:
-                if self._sasl is not None:
+                if self.state is _SASL:
                     data = self._negotiate(data)
-                self._is_behind = self._sasl is None and not self._closing and self.engine.push_some(data)
+                reading.is_behind = self.state in READS and self.engine.push_some(data)
                 if self.shut and self.engine.has_flow:
                     self.active.update(dict.fromkeys(self.shut))
                     self.shut.clear()
             except ProtocolError as error:
-                self._is_behind = False
+                reading.is_behind = False
                 self._fault(error)
             finally:
                 self._busy = False
             self.flush()
             if posted_behind:
-                self._waits_for |= posted_behind
+                reading.workers |= posted_behind
                 posted_behind.clear()
                 self.regulate()
         except Exception as error:
-            self._is_behind = False
+            reading.is_behind = False
             self.fail(error)
         finally:
             router.end_turn()
 
     @_contained
     def eof_received(self) -> None:
-        if self._sasl is None:
+        if self.state in HAS_ENGINE:
             self.engine.input_ended()
 
     @_contained
     def pause_writing(self) -> None:
         """The client does not read: hand out nothing more, do not read from it, close the connection in the end."""
         self.is_stalled = True
-        if self._sasl is None:
+        if self.state in HAS_ENGINE:
             self._links.ask_again()  # they take back the credit that they gave to partitions
         self.flush()
         timeout_s = self.gateway.settings.amqp.write_stall_timeout_ms / 1000
-        self._stall = asyncio.get_running_loop().call_later(timeout_s, self._abort, "the client does not read")
+        self._timers.start(Timer.STALL, timeout_s, partial(self._abort, "the client does not read"))
 
     @_contained
     def resume_writing(self) -> None:
         self.is_stalled = False
-        if self._stall is not None:
-            self._stall.cancel()
-            self._stall = None
-        if self._sasl is None:
+        self._timers.stop(Timer.STALL)
+        if self.state in HAS_ENGINE:
             self._links.ask_again()
             self._links.respond()
             self.large_answers.go_on()
@@ -312,29 +318,12 @@ class ClientConnection(Holder, asyncio.Protocol):
 
     @_contained
     def regulate(self) -> None:
-        """Read from the client only as fast as the broker can do what the client asks for.
-
-        Credit alone does not bound what is in flight: some clients send without credit (amqp.md 4.1), and the credit of
-        many links is more than a partition can take at once. When a worker does not keep up, the clients that have just
-        sent it something wait.
-        """
-        transport = self._transport
-        if transport is None or transport.is_closing():
+        """Read from the client, or do not, as its reasons are now; see `reading`."""
+        if self.state not in HAS_SOCKET or self._transport.is_closing():
             return
-        if self.overrun:
-            self.overrun = {link for link in self.overrun if link.is_overrun}
-        if self._waits_for:
-            self._waits_for &= self.gateway.router.behind
-            if self._waits_for:
-                self.gateway.waiting.add(self)
-        is_held = self.is_stalled or bool(self.overrun) or bool(self._waits_for)
-        wait = is_held or self._is_behind or self._rests
-        if wait is not self._waits:
-            self._waits = wait
-            if wait:
-                transport.pause_reading()
-            else:
-                transport.resume_reading()
+        self.reading.regulate(self._transport, self.is_stalled, self.gateway.router.behind)
+        if self.reading.workers:
+            self.gateway.waiting.add(self)
 
     # -- broker.gateway.limits.budget.Holder
 
@@ -347,12 +336,11 @@ class ClientConnection(Holder, asyncio.Protocol):
         return not self.rights.is_empty
 
     def held_bytes(self) -> int:
-        transport = self._transport
-        if transport is None:
+        if self.state not in HAS_SOCKET:
             return 0
-        output = max(self._unwritten_bytes(transport) or 0, self.unsent.kept_bytes)
+        output = max(self._unwritten_bytes() or 0, self.unsent.kept_bytes)
         held = self._socket_bytes + self._read_bytes + self.carrier_bytes + self.waiting_bytes + output
-        return held if self._sasl is not None else held + ENGINE_BYTES + self.engine.held_bytes
+        return held + ENGINE_BYTES + self.engine.held_bytes if self.state in HAS_ENGINE else held
 
     @_contained
     def end_for_room(self, text: str) -> None:
@@ -366,20 +354,20 @@ class ClientConnection(Holder, asyncio.Protocol):
 
     def _measure_at_times(self) -> None:
         """With many links it takes longer, and is done less often."""
-        links = len(self.engine.links) if self._sasl is None else 0
+        links = len(self.engine.links) if self.state in HAS_ENGINE else 0
         if self.moved_bytes > links * BYTES_PER_LINK:
             self.measure()
 
     def look_after(self) -> None:
         """Also drop output that the kernel has sent, which is not needed any more."""
-        if self._sasl is None and self._transport is not None and self.unsent:
+        if self.state in HAS_ENGINE and self.unsent:
             self.unsent.trim()
         super().look_after()
 
     @property
     def has_authenticated(self) -> bool:
         """SASL is over, perhaps without credentials."""
-        return self._sasl is None
+        return self.state in HAS_ENGINE
 
     # -- SASL
 
@@ -387,7 +375,6 @@ class ClientConnection(Holder, asyncio.Protocol):
         """Feed the SASL layer; returns the rest, which belongs to AMQP."""
         sasl = self._sasl
         assert sasl is not None
-        assert self._transport is not None
         answer = sasl.feed(data)
         if answer:
             self._write(answer)
@@ -400,9 +387,9 @@ class ClientConnection(Holder, asyncio.Protocol):
             self._hang_up(self._reason)
             return b""
         self._start_engine(sasl.identity)
-        rest = sasl.rest
+        self._step(Event.AUTHENTICATED)
         self._sasl = None
-        return rest
+        return sasl.rest
 
     def _verify_plain(self, key_name: str, key: str) -> Identity | None:
         grants = self.gateway.keyring.verify_plain(key_name, key)
@@ -448,7 +435,7 @@ class ClientConnection(Holder, asyncio.Protocol):
     # -- protocol.engine.engine.Handler
 
     def on_open(self, container_id: str, hostname: str) -> None:
-        self._opened = True
+        self._step(Event.OPENED)
         self.client_name = container_id
         self.next_tick_ms = 0  # the client may want heartbeats more often than we check its own
         desired = self.engine.desired_capabilities()
@@ -466,7 +453,7 @@ class ClientConnection(Holder, asyncio.Protocol):
         elif self._anonymous and self.rights.is_empty:
             self._set_deadline(self.gateway.settings.amqp.cbs_timeout_ms, "no valid token was put in time")
         else:
-            self._set_deadline(None, "")
+            self._timers.stop(Timer.DEADLINE)
 
     def on_session(self, session: Session) -> None:
         self.gateway.metrics.sessions += 1
@@ -530,7 +517,7 @@ class ClientConnection(Holder, asyncio.Protocol):
             forget(delivery)
 
     def on_close(self, condition: str, description: str) -> None:
-        self._closing = self._closed_by_client = True
+        self._step(Event.CLOSED)
         self._reason = self._reason or description or "closed by the client"
 
     # -- for bound links
@@ -547,13 +534,12 @@ class ClientConnection(Holder, asyncio.Protocol):
     def output_room_bytes(self) -> int:
         """How much can be written before the client must read; never too low, if its transport does not tell."""
         most = self.gateway.settings.amqp.max_output_buffer_bytes
-        unwritten = most if self._transport is None else self._unwritten_bytes(self._transport)
-        return most - (unwritten or 0)
+        return most - (self._unwritten_bytes() or 0) if self.state in HAS_SOCKET else 0
 
-    def _unwritten_bytes(self, transport: asyncio.Transport) -> int | None:
+    def _unwritten_bytes(self) -> int | None:
         """The output that waits for the socket; None if the transport does not tell."""
         try:
-            return transport.get_write_buffer_size()
+            return self._transport.get_write_buffer_size()
         except (AttributeError, NotImplementedError):
             return None
 
@@ -578,7 +564,8 @@ class ClientConnection(Holder, asyncio.Protocol):
                 self._flush_again = False
                 self._flush()
             self._busy = False
-            if self._waits or self._is_behind or self.overrun or self.is_stalled or self._waits_for:
+            reading = self.reading
+            if reading.is_paused or reading.is_behind or reading.overrun or self.is_stalled or reading.workers:
                 self.regulate()
         except Exception as error:
             self._busy = False
@@ -593,8 +580,7 @@ class ClientConnection(Holder, asyncio.Protocol):
     def _flush(self) -> None:
         if self.active:
             self.post_gathered()
-        transport = self._transport
-        if transport is None or self._sasl is not None or self.is_stalled or self._hung_up:
+        if self.is_stalled or self.state not in WRITES:
             if self.is_stalled:  # the engine keeps what comes for the client
                 self.moved_bytes += MEASURED_BYTES
                 self._measure_at_times()
@@ -606,7 +592,7 @@ class ClientConnection(Holder, asyncio.Protocol):
                 size = self._write_pieces(output)
             else:
                 self.unsent.add(output)
-                transport.write(output)
+                self._transport.write(output)
                 size = len(output)
             self.gateway.metrics.bytes_out += size
             self.moved_bytes += size
@@ -622,7 +608,6 @@ class ClientConnection(Holder, asyncio.Protocol):
     def _write_pieces(self, pieces: list[memoryview]) -> int:
         """Write much output, so that what the client has read of it takes no memory any more; returns its size."""
         self.unsent.add_pieces(pieces)
-        assert self._transport is not None
         size = 0
         while pieces:
             piece = pieces.pop(0)
@@ -653,7 +638,7 @@ class ClientConnection(Holder, asyncio.Protocol):
     @_contained
     def detach_from(self, entities: Collection[Entity]) -> None:
         """These entities were deleted: detach links to them (through others, too) and to their $management nodes."""
-        if self._sasl is not None or self._transport is None:
+        if self.state not in HAS_ENGINE:
             return
         namespace = self.gateway.namespace.name
         for link in list(self.engine.links.values()):
@@ -669,23 +654,20 @@ class ClientConnection(Holder, asyncio.Protocol):
     @_contained
     def follow(self, entity: Entity) -> None:
         """The entity was moved to another partition: messages go there from now on."""
-        if self._sasl is not None or self._transport is None:
+        if self.state not in HAS_ENGINE:
             return
         for link in list(self.engine.links.values()):
             if isinstance(link.context, ClientSender) and link.context.entity is entity:
                 link.context.follow()
 
     def later(self, delay_s: float, call: Callable[[], None]) -> None:
-        if self._transport is None:
-            return
-        number = next(self._timer_numbers)
-        self._timers[number] = asyncio.get_running_loop().call_later(delay_s, self._call, number, call)
+        if self.state in HAS_SOCKET:
+            self._timers.add(delay_s, partial(self._call, call))
 
     @_contained
-    def _call(self, number: int, call: Callable[[], None]) -> None:
-        del self._timers[number]
+    def _call(self, call: Callable[[], None]) -> None:
         call()
-        if self._sasl is None:
+        if self.state in HAS_ENGINE:
             self.flush()
 
     def tracked(self, text: str, tracker: str = "NoSystemTracker") -> str:
@@ -698,7 +680,7 @@ class ClientConnection(Holder, asyncio.Protocol):
         """Take the rights of a token that was verified at `now_s`; they hold until it expires."""
         self.rights.put(claim)
         self._limit_state()
-        self._set_deadline(None, "")
+        self._timers.stop(Timer.DEADLINE)
         self._watch_expiry(now_s)
 
     def key_shown(self) -> None:
@@ -706,16 +688,15 @@ class ClientConnection(Holder, asyncio.Protocol):
 
         Clients keep such a connection, and put a token for another entity, or for this one when it is created.
         """
-        self._set_deadline(None, "")
+        self._timers.stop(Timer.DEADLINE)
 
     @_contained
     def rules_changed(self) -> None:
         """Authorization rules or certificates' rights are others now: what a client no longer has ends at once."""
-        if self._transport is not None and self.rights.refresh(self._granted_now):
+        if self.state in HAS_ENGINE and self.rights.refresh(self._granted_now):
             self._links.detach_uncovered(time.time(), _KEY_CHANGED)
-            if self._sasl is None:
-                self._limit_state()
-                self.flush()
+            self._limit_state()
+            self.flush()
 
     def _granted_now(self, path: str, proof: Proof | None) -> frozenset[str]:
         keyring = self.gateway.keyring
@@ -730,7 +711,7 @@ class ClientConnection(Holder, asyncio.Protocol):
     @_contained
     def tick(self, now_ms: int) -> None:
         """Send heartbeats, and check how long the client has been silent."""
-        if self._sasl is None and self._transport is not None:
+        if self.state in HAS_ENGINE:
             # More often than the engine asks for, because it measures the client's silence between two calls.
             most_ms = self.gateway.settings.amqp.idle_time_out_ms // 4
             self.next_tick_ms = min(self.engine.tick(now_ms), now_ms + most_ms)
@@ -738,15 +719,15 @@ class ClientConnection(Holder, asyncio.Protocol):
 
     def close(self, condition: str | None = None, description: str = "") -> None:
         """Close the connection, and soon after that its socket, whether or not the client answers."""
-        if self._transport is None or self._closing:
-            return
-        if self._sasl is not None:
+        if self.state is _SASL:
             self._abort(description)
+            return
+        if self.state not in READS:
             return
         self._reason = description
         if condition:
             self.gateway.metrics.errors[condition] += 1
-        if not self._opened:
+        if self.state is State.OPENING:
             self._write(self.engine.refusal(condition or conditions.CONNECTION_FORCED, self.tracked(description)))
             self._hang_up(description)
             return
@@ -757,7 +738,7 @@ class ClientConnection(Holder, asyncio.Protocol):
     @_contained
     def shut_down(self) -> None:
         """The gateway is stopping: detach the links, then close the connection."""
-        if self._sasl is None:
+        if self.state in HAS_ENGINE:
             self._links.detach_all(conditions.CONNECTION_FORCED, "The broker is shutting down.")
         self.close(conditions.CONNECTION_FORCED, "The broker is shutting down.")
 
@@ -778,39 +759,31 @@ class ClientConnection(Holder, asyncio.Protocol):
         """The peer's bytes are invalid: answer so if there is an engine, and read no more."""
         self._reason = str(error)
         log.warning("protocol error", peer=self._peer, error=str(error))
-        if self._sasl is not None or self._transport is None:
+        if self.state not in HAS_ENGINE:
             self._abort(str(error))
             return
         condition = next((each for kind, each in _FAULTS.items() if isinstance(error, kind)), conditions.DECODE_ERROR)
         self.close(condition, str(error))
 
-    def _set_deadline(self, after_ms: int | None, reason: str) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-        if after_ms is not None:
-            loop = asyncio.get_running_loop()
-            self._deadline = loop.call_later(after_ms / 1000, self._too_late, reason)
+    def _set_deadline(self, after_ms: int, reason: str) -> None:
+        """The client must have done the next thing by then, or its connection is closed for this reason."""
+        self._timers.start(Timer.DEADLINE, after_ms / 1000, partial(self._too_late, reason))
 
     @_contained
     def _too_late(self, reason: str) -> None:
-        self._deadline = None
-        self.close(conditions.UNAUTHORIZED_ACCESS if self._opened else conditions.CONNECTION_FORCED, reason)
+        self.close(conditions.UNAUTHORIZED_ACCESS if self.state is _OPEN else conditions.CONNECTION_FORCED, reason)
 
     def _watch_expiry(self, now_s: float) -> None:
         """Check the rights again when the next of those held at `now_s` ends."""
-        if self._expiry is not None:
-            self._expiry.cancel()
-            self._expiry = None
+        self._timers.stop(Timer.EXPIRY)
         next_s = self.rights.next_expiry_s(now_s)
         if next_s is not None:
             delay_s = max(0.0, min(next_s - time.time(), LOOK_AT_RIGHTS_SECONDS))
-            self._expiry = asyncio.get_running_loop().call_later(delay_s, self._check_rights)
+            self._timers.start(Timer.EXPIRY, delay_s, self._check_rights)
 
     @_contained
     def _check_rights(self) -> None:
         """A token has ended: detach the links that no right covers any more."""
-        self._expiry = None
         now_s = time.time()
         self._links.detach_uncovered(now_s)
         # With the same time as above: if the timer came early, a right that ends now must still be checked.
@@ -833,7 +806,6 @@ class ClientConnection(Holder, asyncio.Protocol):
 
     def _write(self, data: bytes) -> None:
         """Write what is not the engine's."""
-        assert self._transport is not None
         self.unsent.skip(len(data))
         self.gateway.metrics.bytes_out += len(data)
         self._transport.write(data)
@@ -844,18 +816,17 @@ class ClientConnection(Holder, asyncio.Protocol):
         If the socket were closed while the client is still sending, the kernel would answer with a reset. The client
         would then lose output that it has not read yet, which says why the connection was closed.
         """
-        transport = self._transport
-        if transport is None or self._hung_up:
+        if self.state not in HEARS:
             return
-        self._hung_up = self._closing = True
+        self._step(Event.HUNG_UP)
         self._reason = self._reason or reason
-        if self._closed_by_client:
-            transport.close()
-        elif transport.can_write_eof():
-            transport.write_eof()
+        if self.state in CLIENT_CLOSED:
+            self._transport.close()
+        elif self._transport.can_write_eof():
+            self._transport.write_eof()
         self.later(CLOSE_GRACE_SECONDS, partial(self._abort, reason))
 
     def _abort(self, reason: str) -> None:
-        if self._transport is not None:
+        if self.state in HAS_SOCKET:
             self._reason = self._reason or reason
             self._transport.abort()

@@ -4,6 +4,7 @@ import asyncio
 import gc
 from pathlib import Path
 
+from broker.gateway.life import State
 from tests.end_to_end.raw_peer import message
 from tests.fuzz.engine_cases import resident_bytes
 from tests.gateway.in_process import Client, Worker, started_gateway
@@ -29,7 +30,7 @@ async def end_with_sends_under_way(gateway: object, worker: Worker) -> None:
     client.transport.abort()
     for _ in range(3):
         await asyncio.sleep(0)
-    assert client.connection._transport is None
+    assert client.connection.state is State.ENDED
 
 
 def test_a_connection_that_ends_with_sends_under_way_leaves_little(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from broker.gateway import life
 from broker.gateway.gateway import Gateway
 from broker.wire import VERSION, Op
 from protocol.codec import Described, Int, Long, Symbol, UByte, UInt, ULong, encode
@@ -360,7 +361,7 @@ def test_nothing_of_a_connection_lives_on(
         scene.client.transport.abort()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert connection._transport is None
+        assert connection.state is life.State.ENDED
         if dies:
             for worker in all_:
                 worker.lose()

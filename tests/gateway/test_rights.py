@@ -9,6 +9,7 @@ import pytest
 
 from broker.errors import Unauthorized
 from broker.gateway.connection import LOOK_AT_RIGHTS_SECONDS, ClientConnection
+from broker.gateway.connection_timers import Timers
 from broker.gateway.rights import Rights
 from broker.namespace.entities import Right
 from protocol.nodes.sas_tokens import Claim
@@ -81,10 +82,11 @@ def test_a_token_ends_in_time_though_the_wall_clock_is_set_forward() -> None:
 
     async def wait_s(left_s: float) -> float:
         held = rights("orders", "Send", until_s=time.time() + left_s)
-        connection: Any = SimpleNamespace(_expiry=None, rights=held, _check_rights=lambda: None)
+        connection: Any = SimpleNamespace(_timers=Timers(), rights=held, _check_rights=lambda: None)
         ClientConnection._watch_expiry(connection, time.time())
-        connection._expiry.cancel()
-        return float(connection._expiry.when() - asyncio.get_running_loop().time())
+        [handle] = connection._timers._handles.values()
+        connection._timers.stop_all()
+        return float(handle.when() - asyncio.get_running_loop().time())
 
     assert asyncio.run(wait_s(86_400)) <= LOOK_AT_RIGHTS_SECONDS
     assert 4 < asyncio.run(wait_s(5)) <= 5
