@@ -12,7 +12,7 @@ from storage.log.changes import packable
 from storage.log.checkpointing import Done
 from storage.log.commit_log import CommitLog, LogLimits
 from storage.store import Store, Table
-from tests.logs import open_log
+from tests.logs import log_of, open_log
 
 TABLES = (Table.MESSAGES, Table.QUEUE)
 EVERYTHING = (b"\0", b"\xff" * 9, 100_000)
@@ -107,6 +107,7 @@ class Turns:
             if self.chance.random() < (0.05 if partition in self.seldom else 0.7):
                 self.change(partition, stores[partition])
         commit()
+        log_of(next(iter(stores.values()))).check()
         self.done = self.asked
 
     def change(self, partition: int, store: Store) -> None:

@@ -643,6 +643,31 @@ class CommitLog:
                     layer.apply(operations)
         return layer
 
+    def check(self) -> None:
+        """Assert the invariants of the log and its stores between two calls, unless a write has failed.
+
+        This takes time in proportion to what is young.
+        """
+        writer = self._writer
+        if writer.failure is not None:
+            return
+        writer.check()
+        stores = self.stores
+        assert self._shortages.keys() <= stores.keys()
+        staged = [store for store in stores.values() if store.dirty]
+        assert len(self._changed) == len(staged), "a store is listed twice, or is not listed"
+        assert all(store in self._changed for store in staged)
+        frozen = {partition for partition, store in stores.items() if store.is_frozen}
+        if self.is_checkpointing:
+            assert frozen == stores.keys()
+            assert self._asked, "a checkpoint of nothing is being made"
+        else:
+            assert frozen == self._shortages.keys()
+        assert all(count >= 0 if partition in frozen else not count for partition, count in self._frozen_bytes.items())
+        assert self._frozen_lsn <= writer.lsn
+        committed = [store for store in stores.values() if not store.dirty]
+        assert self._young_bytes or not any(store.changed_keys() for store in committed), "young changes do not count"
+
     # -- the end
 
     def close(self) -> None:

@@ -271,6 +271,11 @@ class LoggedStore(Store):
         return sum(young.count() for young in self._active.tables)
 
     @property
+    def is_frozen(self) -> bool:
+        """Something is frozen: it is being written to the tables, or they had no room for it."""
+        return self._frozen is not None
+
+    @property
     def frozen_layer(self) -> Layer:
         assert self._frozen is not None
         return self._frozen

@@ -14,6 +14,7 @@ is free.
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +174,7 @@ class LogWriter:
             return unused + current.at - at
 
     def _begin_large_turn(self, parts: list[bytes]) -> int:
-        """Begin a turn, as `begin_turn` does, in parts. Above BUFFER_BYTES, all is on disk when this returns."""
+        """Do what `begin_turn` does with a payload in parts. More than BUFFER_BYTES are on disk when this returns."""
         size_bytes = sum(map(len, parts))
         unused = 0
         if self._used[-1].at + size_bytes + _BESIDE_BYTES > self._used[-1].size_bytes:
@@ -314,7 +315,7 @@ class LogWriter:
         return segment_path(self._directory, self._preparing)
 
     def spare_path(self) -> Path:
-        """Return the path at which the spare segment is to be prepared, as `next_path` does for the next one."""
+        """The path at which the spare segment is being made from now on, until `prepared` or `not_prepared`."""
         self._preparing = _SPARE
         return self._spare_path
 
@@ -389,6 +390,26 @@ class LogWriter:
         """The bytes of each segment on disk, and of the spare one."""
         spare = [self._segment_bytes] * self.has_spare
         return [segment.file.size_bytes() for segment in (*self._used, *self._free)] + spare
+
+    def check(self) -> None:
+        """Assert the invariants of the account of segments between two calls, unless a write has failed."""
+        if self.failure is not None:
+            return
+        numbers = [segment.number for segment in (*self._used, *self._free)]
+        assert len(set(numbers)) == len(numbers), "a segment is used twice, or is free and used"
+        assert self._preparing not in numbers, "a segment is used while it is being made"
+        assert all(a.last_lsn <= b.last_lsn for a, b in pairwise(self._used))
+        current = self._used[-1]
+        assert current.last_lsn == self.lsn
+        assert current.at + BLOCK_BYTES <= current.size_bytes, "there is no room for the name of the next segment"
+        assert current.size_bytes <= current.file.size_bytes(), "the header says more than the file has"
+        assert all(segment in self._used[:-1] for segment in self._kept)
+        assert self.kept_bytes == sum(segment.file.size_bytes() for segment in self._kept)
+        assert self._known_lsn <= self._headers_lsn <= self.tables.lsn <= self.lsn
+        assert max(self.tables.positions.values(), default=0) <= self.lsn, "tables have a turn that the log has not"
+        assert self.is_writing or not self._waiting
+        assert self._writing is not None or not self.is_writing
+        assert self._spare_path.exists() or not self.has_spare
 
     def close(self) -> None:
         self._one_write.close()

@@ -345,6 +345,7 @@ class FullTables(RuleBasedStateMachine):
     def what_was_committed_is_there(self) -> None:
         if self.log is None:
             return
+        self.log.check()
         assert self.found() == self.done
         for number, store in self.log.stores.items():
             for table in TABLES:

@@ -171,6 +171,7 @@ class AllStores(RuleBasedStateMachine):
 
     @invariant()
     def same(self) -> None:
+        log_of(self.logged).check()
         for table in (Table.MESSAGES, Table.QUEUE):
             everything = (table, b"\0", b"\xff" * 3, 10_000)
             expected = self.memory.scan(*everything)
