@@ -26,6 +26,7 @@ from storage.durable import free_disk_bytes
 from storage.liveness import SILENT, STALL_SECONDS, Signs
 from storage.lmdb_store import PAGE_BYTES, ROOM_BYTES, LmdbStore, store_error
 from storage.log.changes import Layer
+from storage.log.checkpoint_state import NEXT, Event, State
 from storage.log.checkpointing import Checkpointer, Done, Ended, Prepared
 from storage.log.follower import Follower
 from storage.log.frames import LOG_ID_BYTES, TablesState, decode_turn
@@ -48,6 +49,7 @@ LOOKS = 8  # during a segment's worth of young changes their keys are counted so
 OLDEST_SECONDS = 2.0  # young changes that are older are checkpointed, however few they are
 LONGEST_WAIT_SECONDS = 5.0  # of one commit for the checkpointer; after that nobody waits until a checkpoint is done
 SLOWEST_BYTES_PER_SECOND = 32 * MIB  # of frames, when the log is almost as long as it may be
+_DUE, _UNDER_WAY, _STUCK = State.DUE, State.UNDER_WAY, State.STUCK  # to look up a member takes as long as a call
 
 
 class LogLimits(NamedTuple):
@@ -121,17 +123,14 @@ class CommitLog:
         self._look_at_bytes = limits.segment_bytes // LOOKS  # with so many, see whether a checkpoint is due
         # By partition: bytes of the log with what is frozen. It is longer where an earlier checkpoint found no room.
         self._frozen_bytes = dict.fromkeys(tables, 0)
-        self.is_checkpointing = False
+        self.state = State.NONE
         self._asked: list[int] = []  # the partitions whose tables are to change in the checkpoint that is being made
-        self._checkpoint_is_due = False  # it begins when nothing is staged or being committed
         self._shortages: dict[int, Shortage] = {}  # of partitions whose tables had no room for their last checkpoint
-        self._is_full = False  # there are some
         self._has_no_spare = False  # the disk has no room for a further segment, and one is missing
         self._begun = 0  # segments, when that was looked at
         # By partition, as of the last checkpoint: see `LmdbStore.tail_bytes`, `LmdbStore.adjacent_bytes`.
         self._tail_bytes: dict[int, int] = {}
         self._adjacent_bytes: dict[int, int] = {}
-        self._is_stuck = False  # a commit waited for the checkpointer in vain, and no checkpoint was done since
         self._changed: list[LoggedStore] = []  # with staged changes
         self._wants_report = False  # messages were refused for want of adjacent pages
         self._ends = 0  # how often the checkpointer ended since a checkpoint was done
@@ -249,7 +248,7 @@ class CommitLog:
         return True
 
     def begin_commit(self, time_ms: int) -> bool:
-        """As `commit`, without waiting for the disk: it is done when `is_committing` is false.
+        """Begin to do what `commit` does, without waiting for the disk: it is done when `is_committing` is false.
 
         The stores may stage more meanwhile, which waits for the next commit. The one before must be done.
         Raises StoreError, StoreDamaged.
@@ -278,7 +277,7 @@ class CommitLog:
             self._wait(size_bytes)
         elif self._young_bytes >= self._look_at_bytes:
             self._checkpoint_if_due()
-        if self._checkpoint_is_due:  # it begins between two commits
+        if self.state is _DUE:  # it begins between two commits
             self.end_commit()
         return True
 
@@ -299,13 +298,13 @@ class CommitLog:
         except OSError as error:
             self._failed("commit", error)
         self._tell_durable()
-        if self._checkpoint_is_due:
+        if self.state is _DUE:
             self._checkpoint_soon()
 
     # -- the process that follows the log
 
     def _take_hints(self, changes: list[Any]) -> list[Any]:
-        """Of each partition that has some, or has changed."""
+        """The hints of each partition that has some, or has changed: the partition, the id of its store, and they."""
         self._hints_are_due = False
         if self._follower is None:
             return []
@@ -318,7 +317,7 @@ class CommitLog:
 
     @property
     def lost_segments(self) -> int:
-        """Those that were used again before the follower had read them."""
+        """The number of segments that were used again before the follower had read them."""
         return self._writer.lost_segments
 
     def _tell_durable(self) -> None:
@@ -351,6 +350,14 @@ class CommitLog:
         raise store_error(self._directory, doing, error) from error
 
     # -- checkpoints
+
+    @property
+    def is_checkpointing(self) -> bool:
+        """A checkpoint was begun and is not done yet."""
+        return self.state >= _UNDER_WAY
+
+    def _step(self, event: Event) -> None:
+        self.state = NEXT[self.state][event]
 
     def watch(self, poll: select.epoll) -> None:
         """Let `poll` wait for commits and the checkpointer: `serve` is to be called for their descriptors."""
@@ -409,8 +416,9 @@ class CommitLog:
         self._look()
 
     def _checkpoint_soon(self) -> None:
-        self._checkpoint_is_due = self.is_committing or bool(self._changed)
-        if not self._checkpoint_is_due:
+        if self.is_committing or self._changed:
+            self._step(Event.WANTED)
+        else:
             self.begin_checkpoint()
 
     def _checkpoint_if_due(self) -> None:
@@ -432,9 +440,9 @@ class CommitLog:
         assert not self._changed
         assert not self.is_committing
         assert not self.is_checkpointing
-        self._checkpoint_is_due = False
         self._asked = [partition for partition in self.stores if self._may_fit(partition)]
         if not self._asked:
+            self._step(Event.FUTILE)
             self._look_at_bytes = self._young_bytes + self._limits.segment_bytes // LOOKS
             return
         for partition, shortage in self._shortages.items():
@@ -445,7 +453,7 @@ class CommitLog:
         self._young_bytes = 0
         self._look_at_bytes = self._limits.segment_bytes // LOOKS
         self._frozen_lsn = self._writer.lsn
-        self.is_checkpointing = True
+        self._step(Event.BEGUN)
         self.checkpointer.start()
         self._request()
 
@@ -521,11 +529,11 @@ class CommitLog:
             else:
                 store.tables_changed()
                 self._lacks_room(partition, problem)
-        self._is_full = bool(self._shortages)
-        lsn = self._writer.tables.lsn if self._is_full else done.lsn
+        lsn = self._writer.tables.lsn if self._shortages else done.lsn
         self._writer.tables = TablesState(lsn, done.positions)
         self._adjacent_bytes = done.adjacent_bytes
-        self.is_checkpointing = self._is_stuck = self._wants_report = False
+        self._step(Event.DONE)
+        self._wants_report = False
         self._ends = 0
         self._checkpointed_at = now_s
         self.checkpoints += not done.full
@@ -540,7 +548,6 @@ class CommitLog:
         shortage = self._shortages.setdefault(partition, Shortage())
         room_bytes = self._tables[partition].room_bytes()
         shortage.failed(problem, time.monotonic(), room_bytes, self._frozen_bytes[partition])
-        self._is_full = True
 
     def _look_at_tables(self) -> None:
         self._tail_bytes = {partition: store.tail_bytes() for partition, store in self._tables.items()}
@@ -552,7 +559,7 @@ class CommitLog:
         """
         segment_bytes, log_bytes = self._limits
         excess = self.young_bytes() - 3 * segment_bytes
-        if excess <= 0 or self._is_stuck or self._is_full or self.checkpointer.descriptor is None:
+        if excess <= 0 or self.state is _STUCK or self._shortages or self.checkpointer.descriptor is None:
             return  # nothing becomes shorter by waiting, or nobody would answer
         full = excess / max(1, log_bytes - 3 * segment_bytes)
         longest = min(LONGEST_WAIT_SECONDS, self._stall_seconds / 3)  # this process is watched, too, while it waits
@@ -565,7 +572,8 @@ class CommitLog:
                 if self.checkpointer.descriptor is None:
                     break
         waited = time.monotonic() - began
-        self._is_stuck = waited >= longest
+        if waited >= longest and self.is_checkpointing:
+            self._step(Event.WAITED_IN_VAIN)
         self.waited_seconds += waited
 
     # -- what the stores ask
@@ -580,7 +588,7 @@ class CommitLog:
         return self._young_bytes + max(self._frozen_bytes.values(), default=0)
 
     def unwritten_bytes(self, partition: int) -> int:
-        """As `young_bytes`, of frames that the tables of this partition lack; they may have changes of others, too."""
+        """Bytes of frames that the tables of this partition lack; the frames may have changes of others, too."""
         return self._young_bytes + self._frozen_bytes[partition]
 
     def shortage(self, partition: int) -> str | None:
@@ -590,7 +598,7 @@ class CommitLog:
             return f"its store has no room: {shortage.problem}"
         if self._has_no_spare:
             return "the disk has no room for the log"
-        if (self._is_full or self._is_stuck) and self.young_bytes() > self._limits.log_bytes:
+        if (self._shortages or self.state is _STUCK) and self.young_bytes() > self._limits.log_bytes:
             full = ", ".join(map(str, self._shortages))
             why = (
                 f"partitions without room keep it from being shortened: {full}"
@@ -605,7 +613,7 @@ class CommitLog:
 
         What is young will need room in the tables, too, and adjacent pages if it is large.
         """
-        if (self._is_full or self._is_stuck or self._has_no_spare) and self.shortage(partition) is not None:
+        if (self._shortages or self.state is _STUCK or self._has_no_spare) and self.shortage(partition) is not None:
             return False
         unwritten_bytes = self._young_bytes + self._frozen_bytes[partition]
         needed = YOUNG_FACTOR * (unwritten_bytes + added_bytes) + pages * PAGE_BYTES
@@ -695,7 +703,7 @@ class CommitLog:
 
 
 def _store_id(tables: LmdbStore) -> bytes:
-    """Raises StoreDamaged."""
+    """The id by which the journal knows the store of these tables. Raises StoreDamaged if it cannot be read."""
     try:
         found: bytes = decode_document(tables.get(Table.META, STORE_ID_KEY) or b"")
     except CorruptRecord as error:
