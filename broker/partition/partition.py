@@ -11,17 +11,14 @@ from typing import Any
 
 from broker.errors import BrokerError, NotAllowed
 from broker.namespace.entities import Description
-from broker.partition import entities, sending, transactions
+from broker.partition import due, entities, sending, transactions
 from broker.partition.entity_index import EntityIndex
 from broker.partition.forwarding import destination
 from broker.partition.forwarding import source as forwarding
 from broker.partition.messages import (
     browsing,
-    deferred_expiry,
-    duplicates,
     expiry,
     hand_out,
-    schedule,
     selecting,
     settlement,
 )
@@ -32,22 +29,17 @@ from broker.partition.moving import moves
 from broker.partition.requests import Underway, request
 from broker.partition.sessions import locks as session_locks
 from broker.partition.settings import PartitionSettings
-from broker.partition.state import accesses, idleness
+from broker.partition.state import idleness
 from broker.partition.state.core import Core
 from broker.partition.state.receivers import Receiver
 from broker.partition.state.stored_rules import FlawedRule
 from broker.partition.state.terms import Terms
-from broker.partition.state.timers import Due
-from broker.partition.topics import publishing, rule_requests
+from broker.partition.topics import rule_requests
 from broker.runs import count_of
 from broker.wire import Mark, Operation, Outcome, RunBytes
-from storage.queue_ids import entity_of, queue_id_of
-from storage.records import Place
+from storage.queue_ids import queue_id_of
 from storage.store import Store, Table
 
-# Thousands of idle or deleted entities may be due at once. A step for one of them takes up to 50 microseconds, even if
-# it finds nothing to do.
-DUE_PER_TURN = 256
 _OUTCOMES = {int(outcome): outcome for outcome in Outcome}  # faster than the call of an enum
 
 
@@ -350,44 +342,7 @@ class Partition:
 
     def advance(self, now_ms: int) -> None:
         """Do what is due, in bounded steps: if `next_timer_ms` is in the past afterwards, there is more."""
-        core = self._core
-        if core.turn.work:
-            core.begin_part()
-        for due_ms, (queue_id, due) in core.timers.take_due(now_ms, DUE_PER_TURN):
-            if core.turn.work and core.work_left() <= 0:
-                core.timers.arm(due_ms, (queue_id, due))  # the next turn does it, in the same order
-                continue
-            if due == Due.TRANSACTIONS:
-                transactions.time_out(core, now_ms)
-                continue
-            if due == Due.DELETION:
-                moves.delete_step(core, entity_of(queue_id), now_ms)
-                continue
-            if due == Due.IDLE:
-                if idleness.has_ended(core, entity_of(queue_id), now_ms):
-                    entities.delete_unused(core, entity_of(queue_id), now_ms)
-                continue
-            queue = core.find(queue_id)
-            if queue is None:
-                continue  # the queue was deleted
-            accesses.note_receivers(queue, now_ms)
-            if core.idle_times.kept and (queue.is_in_use or queue.counts[Place.SCHEDULED] or due == Due.PUBLISHING):
-                idleness.use(core, queue.id, now_ms)  # even if what uses the entity ends with this timer
-            if due == Due.LOCKS:
-                (settlement if queue.sessions is None else session_locks).end_locks(core, queue, now_ms)
-            elif due == Due.SESSION_WAITS:
-                session_locks.end_waits(core, queue, now_ms)
-            elif due == Due.EXPIRY:
-                expiry.sweep(core, queue, now_ms)
-                deferred_expiry.sweep(core, queue, now_ms)
-            elif due == Due.DUPLICATES:
-                duplicates.work(core, queue, now_ms)
-            elif due == Due.FORWARDING:
-                core.turn.outgoing[queue.id] = queue
-            elif due == Due.PUBLISHING:
-                publishing.publish_waiting(core, queue, now_ms)
-            else:
-                schedule.activate(core, queue, now_ms)
+        due.advance(self._core, now_ms)
 
     def pump(self, now_ms: int) -> Pumped:
         """Forward messages, give sessions to receivers that wait for one, and hand messages to receivers with credit.
@@ -597,6 +552,7 @@ class Partition:
             assert all(core.browsers.get(key) == queue_id for key in queue.browsers)
         assert all(receiver.queue_id in core.queues for receiver in core.receivers.values())
         assert all(key in core.queues[queue_id].browsers for key, queue_id in core.browsers.items())
+        core.turn.check(core.queues)
 
     def tallies(self) -> dict[int, dict[str, Any]]:
         """For each queue in use: the counters of `tally.Tally` by name, since the start."""

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import EntityNotFound, TransactionRollback
-from broker.partition.partition import DUE_PER_TURN
+from broker.partition.due import DUE_PER_TURN
 from broker.partition.state.idleness import STEPS
 from broker.wire import Outcome, SendOperation, SettleOperation
 from storage.records import entity_key, idle_key

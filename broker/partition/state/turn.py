@@ -1,6 +1,6 @@
 """Work that the operations of one turn leave for its end: queues to serve, answers to give, counts to write."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 
 from broker.errors import BrokerError
 from broker.partition.state.queue import Queue
@@ -81,3 +81,14 @@ class Turn:
         """The queue is deleted: remove it from all lists."""
         for queues in (self.touched, self.awake, self.outgoing, self.offering, self.browsed):
             queues.pop(queue_id, None)
+
+    def check(self, queues: Mapping[int, Queue]) -> None:
+        """Assert the invariants of the work lists between two calls; `queues` are those that are open, by queue id."""
+        for listed in (self.touched, self.awake, self.outgoing, self.offering, self.browsed):
+            assert all(queues.get(queue_id) is queue for queue_id, queue in listed.items()), "work for a closed queue"
+        assert all(queue.outbox or queue.transfers for queue in self.outgoing.values()), (
+            "it cannot forward"
+        )
+        assert all(queue.sessions is not None for queue in self.offering.values()), "it has no sessions to offer"
+        assert self.work >= 0
+        assert self.work_limit is None or self.part_limit > 0, "a part of the turn has no share of the work"
