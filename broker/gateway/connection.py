@@ -39,6 +39,7 @@ from broker.gateway.links.receivers import ClientReceiver
 from broker.gateway.links.senders import ClientSender
 from broker.gateway.links.subscription_ends import SubscriptionEnd
 from broker.gateway.namespace import Entity
+from broker.gateway.output import Output
 from broker.gateway.pinning import Pinning
 from broker.gateway.reading import Reading
 from broker.gateway.rights import NOT_THE_EMULATORS, Proof, Rights, entity_of
@@ -147,6 +148,7 @@ class ClientConnection(Holder, asyncio.Protocol):
 
     engine: Engine  # from SASL's end on
     _transport: asyncio.Transport  # while there is a socket
+    _output: Output  # the same
 
     def __init__(self, gateway: Home) -> None:
         self.gateway = gateway
@@ -192,6 +194,7 @@ class ClientConnection(Holder, asyncio.Protocol):
         self._transport = transport
         self._step(Event.CONNECTED)
         self.unsent = UnsentOutput(transport)
+        self._output = Output(transport, self.unsent)
         amqp = self.gateway.settings.amqp
         transport.set_write_buffer_limits(high=amqp.max_output_buffer_bytes)
         peer = transport.get_extra_info("peername")
@@ -223,7 +226,7 @@ class ClientConnection(Holder, asyncio.Protocol):
         elif self._sasl is not None:
             self._sasl.end()
         self.unsent.forget()
-        del self._transport
+        del self._transport, self._output
         if before in WAS_OPEN:
             log.info("connection ended", peer=self._peer, reason=self._reason or str(error or "closed by the client"))
 
@@ -338,8 +341,8 @@ class ClientConnection(Holder, asyncio.Protocol):
     def held_bytes(self) -> int:
         if self.state not in HAS_SOCKET:
             return 0
-        output = max(self._unwritten_bytes() or 0, self.unsent.kept_bytes)
-        held = self._socket_bytes + self._read_bytes + self.carrier_bytes + self.waiting_bytes + output
+        output_bytes = self._output.held_bytes()
+        held = self._socket_bytes + self._read_bytes + self.carrier_bytes + self.waiting_bytes + output_bytes
         return held + ENGINE_BYTES + self.engine.held_bytes if self.state in HAS_ENGINE else held
 
     @_contained
@@ -534,14 +537,7 @@ class ClientConnection(Holder, asyncio.Protocol):
     def output_room_bytes(self) -> int:
         """How much can be written before the client must read; never too low, if its transport does not tell."""
         most = self.gateway.settings.amqp.max_output_buffer_bytes
-        return most - (self._unwritten_bytes() or 0) if self.state in HAS_SOCKET else 0
-
-    def _unwritten_bytes(self) -> int | None:
-        """The output that waits for the socket; None if the transport does not tell."""
-        try:
-            return self._transport.get_write_buffer_size()
-        except (AttributeError, NotImplementedError):
-            return None
+        return most - self._output.waiting_bytes() if self.state in HAS_SOCKET else 0
 
     def flush(self) -> None:
         """Post what the links have gathered, and write the output of the engine.
@@ -588,12 +584,7 @@ class ClientConnection(Holder, asyncio.Protocol):
         engine = self.engine
         output = engine.pull_pieces()
         if output:
-            if isinstance(output, list):
-                size = self._write_pieces(output)
-            else:
-                self.unsent.add(output)
-                self._transport.write(output)
-                size = len(output)
+            size = self._output.write(output)
             self.gateway.metrics.bytes_out += size
             self.moved_bytes += size
             if self.moved_bytes > MEASURED_BYTES:
@@ -604,16 +595,6 @@ class ClientConnection(Holder, asyncio.Protocol):
                 self._flush_again = True
         if engine.finished:
             self._hang_up(" ".join(self.engine.fault()) or "closed")
-
-    def _write_pieces(self, pieces: list[memoryview]) -> int:
-        """Write much output, so that what the client has read of it takes no memory any more; returns its size."""
-        self.unsent.add_pieces(pieces)
-        size = 0
-        while pieces:
-            piece = pieces.pop(0)
-            size += len(piece)
-            self._transport.write(piece)
-        return size
 
     def reject(self, delivery: Delivery, condition: str, text: str, tracker: str = "NoSystemTracker") -> None:
         self.gateway.metrics.errors[condition] += 1
@@ -806,9 +787,8 @@ class ClientConnection(Holder, asyncio.Protocol):
 
     def _write(self, data: bytes) -> None:
         """Write what is not the engine's."""
-        self.unsent.skip(len(data))
         self.gateway.metrics.bytes_out += len(data)
-        self._transport.write(data)
+        self._output.write_other(data)
 
     def _hang_up(self, reason: str) -> None:
         """Close the socket when everything is written and the client has closed its side, or after a short time.
