@@ -5,16 +5,47 @@ flow of the session, to which `protocol.engine.outgoing` adds the fields of the 
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Protocol, TypeVar
 
 from protocol.engine.incoming import Flow
-from protocol.engine.links import Link, Session
 from protocol.engine.outgoing import OutputWalk
-from protocol.engine.proton import lib
+from protocol.engine.proton import Pointer, lib
 
 # Arriving messages are taken out of the engine at once, so a session's window can stay wide open. A change from one of
 # these windows to the other makes proton write a flow. They are bytes, of which proton keeps 31 bits and tells the peer
 # the number of whole frames; so they differ by the largest possible frame.
 _OPEN_WINDOWS = (0x7FFF_0000, 0x7FEF_0000)
+
+
+class Session(Protocol):
+    """A session, as it is answered here."""
+
+    pointer: Pointer
+
+
+class Link(Protocol):
+    """A link, as it is answered here; `protocol.engine.links.Link` says what its attributes are."""
+
+    is_sender: bool
+    closed: bool
+    own_handle: tuple[int, int] | None
+    drain_limit: int | None
+
+    @property
+    def session(self) -> Session: ...
+
+    @property
+    def credit(self) -> int: ...
+
+    @property
+    def queued(self) -> int: ...
+
+    def grant(self, credit: int) -> None: ...
+
+    def drained(self) -> None: ...
+
+
+AnyLink = TypeVar("AnyLink", bound=Link)
 
 
 class FlowAnswers:
@@ -51,7 +82,7 @@ class FlowAnswers:
                 return
         self._tell(link, (flow.limit - credit) & 0xFFFFFFFF, max(credit, 0), flow.drain)
 
-    def answer_used_up(self, links: Iterable[Link]) -> list[Link]:
+    def answer_used_up(self, links: Iterable[AnyLink]) -> list[AnyLink]:
         """Answer drains that have ended, once the deliveries before that are written.
 
         Proton does not answer those whose credit was used up by deliveries. Returns the links of which a delivery still
