@@ -308,8 +308,8 @@ PURE = (
     "storage.wording",
 )
 NOT_PURE = {
-    "protocol.engine.proton": {"threading", "ctypes"},  # each thread has a buffer; a function that cffi does not know
-    "protocol.engine.native": {"os"},  # random bytes
+    "protocol.engine.proton.library": {"threading", "ctypes"},  # a buffer of each thread; what cffi does not know
+    "protocol.engine.proton.native": {"os"},  # random bytes
     "protocol.extension": {"os"},  # a variable switches it off
     "protocol.native.build": {"contextlib", "pathlib", "sysconfig"},  # a part of the build
     "protocol.client.connection": {"asyncio", "ssl", "socket"},
@@ -323,13 +323,12 @@ NOT_PURE = {
 # Libraries that one place alone knows, or a few.
 ONLY_IN = {
     "lmdb": {"storage.lmdb_store"},
-    "cproton_ffi": {"protocol.engine.proton"},
-    "protocol.engine.proton": {
+    "cproton_ffi": {"protocol.engine.proton.library"},
+    "protocol.engine.proton.library": {
+        "protocol.engine.proton",
         "protocol.engine.engine",
         "protocol.engine.links",
         "protocol.engine.deliveries",
-        "protocol.engine.flow_answers",
-        "protocol.engine.native",
     },
     "structlog": {"broker.logging"},
     "uvloop": {
@@ -495,7 +494,7 @@ def test_a_circle_is_found():
         ("protocol.message.sections", "import time"),
         ("protocol.message.sections", "def f():\n    from cproton_ffi import lib"),
         ("protocol.engine.engine", "from proton import Message"),
-        ("protocol.client.connection", "from protocol.engine.proton import lib"),
+        ("protocol.client.connection", "from protocol.engine.proton.library import lib"),
         ("storage.verification", "import lmdb"),
         ("storage.store", "from broker.errors import LockLost"),
         ("broker.partition.state.queue", "import asyncio"),

@@ -56,10 +56,10 @@ from protocol.addresses import Node
 from protocol.codec import Symbol
 from protocol.engine.deliveries import Delivery, forget, reject
 from protocol.engine.engine import Engine
-from protocol.engine.incoming import FramingError, HandleInUse, IllegalState, WorkTooLarge
 from protocol.engine.links import Link, Session
+from protocol.engine.proton.incoming import FramingError, HandleInUse, IllegalState, WorkTooLarge
+from protocol.engine.proton.state_bytes import StateTooLarge
 from protocol.engine.sasl import Identity, IdentityKind, SaslServer
-from protocol.engine.state_bytes import StateTooLarge
 from protocol.engine.unfinished import Pool, Unfinished
 from protocol.errors import InvalidField, ProtocolError
 from protocol.nodes.sas_tokens import Claim

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from protocol.engine.links import Link
-from protocol.engine.outgoing import transfers_from
+from protocol.engine.proton.outgoing import transfers_from
 
 # Output kept before the kernel is asked what it has sent; asking costs a system call.
 KEPT_BYTES = 1 << 20

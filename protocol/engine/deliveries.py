@@ -8,7 +8,7 @@ from typing import Any
 
 from protocol import codec
 from protocol.codec import Described, ULong
-from protocol.engine.proton import (
+from protocol.engine.proton.library import (
     SCRATCH_BYTES,
     Pointer,
     condition_of,

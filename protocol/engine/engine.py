@@ -10,13 +10,11 @@ from typing import Any, Protocol
 
 from protocol.codec import Symbol, array
 from protocol.engine.deliveries import ACCEPTED, Delivery, tag_of
-from protocol.engine.flow_answers import FlowAnswers
-from protocol.engine.incoming import FrameWalk, IllegalState
 from protocol.engine.links import Link, Session
-from protocol.engine.native import address_of, delivery_at, link_at, native
-from protocol.engine.outgoing import OutputWalk, refusal
 from protocol.engine.padding import reads_by_position
-from protocol.engine.proton import (
+from protocol.engine.proton.flow_answers import FlowAnswers
+from protocol.engine.proton.incoming import FrameWalk, IllegalState
+from protocol.engine.proton.library import (
     SCRATCH_BYTES,
     Pointer,
     condition_of,
@@ -29,7 +27,9 @@ from protocol.engine.proton import (
     symbols_of,
     text_of,
 )
-from protocol.engine.state_bytes import StateTooLarge
+from protocol.engine.proton.native import address_of, delivery_at, link_at, native
+from protocol.engine.proton.outgoing import OutputWalk, refusal
+from protocol.engine.proton.state_bytes import StateTooLarge
 from protocol.engine.unfinished import UNBOUNDED, Pool, Unfinished
 
 # Bound once: these are called for each read, event or message, and finding a function in `lib` takes a quarter of the

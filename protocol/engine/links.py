@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol, SupportsBytes
 
 from protocol.engine.deliveries import TRANSACTIONAL, Delivery, settle
-from protocol.engine.incoming import WIDE_WINDOW
-from protocol.engine.native import address_of, incoming_window_of
-from protocol.engine.outgoing import OutputWalk
-from protocol.engine.proton import (
+from protocol.engine.proton.incoming import WIDE_WINDOW
+from protocol.engine.proton.library import (
     SCRATCH_BYTES,
     Pointer,
     ffi,
@@ -20,6 +18,8 @@ from protocol.engine.proton import (
     text_of,
     text_or_none,
 )
+from protocol.engine.proton.native import address_of, incoming_window_of
+from protocol.engine.proton.outgoing import OutputWalk
 from protocol.engine.unfinished import Unfinished
 
 _SETTLED_BY_SENDER: int = lib.PN_SND_SETTLED

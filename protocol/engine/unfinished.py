@@ -7,7 +7,7 @@ away, and refused. No connection waits for others, so none waits for ever.
 
 from typing import Final
 
-from protocol.engine.state_bytes import StateTooLarge
+from protocol.engine.proton.state_bytes import StateTooLarge
 
 UNBOUNDED: Final = 1 << 62
 # Proton keeps the buffer of each delivery's largest part until the delivery is settled.

@@ -177,7 +177,8 @@ static bool accepts_in_transaction(const uint8_t *frame, size_t size, uint64_t f
     return at == end;
 }
 
-// True if the frame is a disposition that need not be read: see `_SHORT_DISPOSITION` in `protocol.engine.incoming`.
+// True if the frame is a disposition that need not be read: see `_SHORT_DISPOSITION` in
+// `protocol.engine.proton.incoming`.
 static bool is_usual_disposition(const uint8_t *frame, size_t size, uint64_t few) {
     if (size < 16 || !is_usual(frame, DISPOSITION)) return false;
     if (size > SHORT_DISPOSITION_BYTES) return accepts_in_transaction(frame, size, few);

@@ -37,7 +37,8 @@ bool transfer_link(const uint8_t *frame, size_t size, uint16_t *channel, uint32_
 // if it is no id of the broker's, or the encoding is unusual.
 bool transaction_read(const uint8_t *fields, size_t size, bool accepted, const uint8_t **transaction);
 
-// The form of transfers that differ only in delivery-id and tag: see `_UsualTransfer` in `protocol.engine.incoming`.
+// The form of transfers that differ only in delivery-id and tag: see `_UsualTransfer` in
+// `protocol.engine.proton.incoming`.
 struct form {
     const uint8_t *head; // the bytes of the frame from its fifth one up to the delivery-id
     size_t head_bytes;

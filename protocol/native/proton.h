@@ -1,5 +1,5 @@
-// Functions of the proton that python-qpid-proton has in it. Nothing is linked: `protocol.engine.native` finds their
-// addresses and checks their signatures, which must be those below.
+// Functions of the proton that python-qpid-proton has in it. Nothing is linked: `protocol.engine.proton.native` finds
+// their addresses and checks their signatures, which must be those below.
 #ifndef PEEKLOCK_PROTON_H
 #define PEEKLOCK_PROTON_H
 
@@ -54,7 +54,7 @@ extern struct proton proton;
 enum { ACCEPTED = 0x24, REJECTED = 0x25, RELEASED = 0x26, MODIFIED = 0x27 };
 enum { TRANSACTIONAL = 0x34 }; // 4.5.8
 
-// Events; `protocol.engine.native` checks the number.
+// Events; `protocol.engine.proton.native` checks the number.
 enum { DELIVERY_EVENT = 28 };
 
 #endif

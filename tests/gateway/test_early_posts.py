@@ -19,7 +19,7 @@ from broker.gateway.router import EARLY_BYTES, OUTPUT_HIGH_BYTES, TURNS_AT_ONCE,
 from broker.gateway.worker_socket import SocketConnection
 from broker.metrics import GatewayMetrics
 from broker.wire import Op, Outcome, Send, Settle
-from protocol.engine.native import native
+from protocol.engine.proton.native import native
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, message
 from tests.examples import examples
 from tests.gateway.in_process import Client, started_gateway, without_runs

@@ -17,7 +17,7 @@ from protocol.engine.deliveries import (
     rejection,
     settle,
 )
-from protocol.engine.proton import ffi, lib
+from protocol.engine.proton.library import ffi, lib
 from tests.patience import PATIENCE_S, until
 
 

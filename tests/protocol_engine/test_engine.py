@@ -3,8 +3,8 @@
 import pytest
 
 from protocol import codec
-from protocol.engine.incoming import FramingError
 from protocol.engine.links import Link
+from protocol.engine.proton.incoming import FramingError
 from protocol.errors import DecodeError, InvalidField
 from tests.protocol_engine.pair import MESSAGE, Pair, Side, performatives, raw_frame
 

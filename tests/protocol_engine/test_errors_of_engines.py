@@ -6,7 +6,7 @@ import pytest
 
 from protocol import codec
 from protocol.engine import deliveries
-from protocol.engine.outgoing import refusal
+from protocol.engine.proton.outgoing import refusal
 from protocol.errors import ProtocolError
 from tests.protocol_engine.pair import MESSAGE, Pair, frames, raw_frame
 from tests.whole_frames import errors_in, require_whole

@@ -11,7 +11,6 @@ from broker.gateway.links.pending import TakenDeliveries
 from broker.runs import entries_of, messages_of, run_of, tokens_of
 from broker.wire import ENTRY, RunOfRecords
 from protocol.codec import Described, Symbol, UByte, UInt, ULong, decode, encode
-from protocol.engine import incoming as incoming_walk
 from protocol.engine.deliveries import (
     ACCEPTED,
     MODIFIED,
@@ -23,9 +22,10 @@ from protocol.engine.deliveries import (
     transaction_of,
     transactional_state,
 )
-from protocol.engine.incoming import FrameWalk
 from protocol.engine.links import Link
-from protocol.engine.native import address_of, delivery_at, native
+from protocol.engine.proton import incoming as incoming_walk
+from protocol.engine.proton.incoming import FrameWalk
+from protocol.engine.proton.native import address_of, delivery_at, native
 from protocol.lock_tokens import uuid_bytes
 from protocol.message.intake import take_apart
 from protocol.symbols import AMQP_HEADER

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from protocol.codec import Array, Described, Symbol, UInt, ULong
-from protocol.engine.state_bytes import StateBytes, StateTooLarge, check_disposition
+from protocol.engine.proton.state_bytes import StateBytes, StateTooLarge, check_disposition
 from protocol.errors import InvalidField
 
 FIELDS = ["link", UInt(0), False, {Symbol("a"): [None, "b"]}]

@@ -6,7 +6,7 @@ import pytest
 
 from protocol.codec import UInt
 from protocol.engine.deliveries import forget
-from protocol.engine.native import address_of, native
+from protocol.engine.proton.native import address_of, native
 from protocol.engine.unfinished import Pool, Unfinished
 from protocol.errors import ProtocolError
 from tests.end_to_end.raw_peer import DETACH, END, TRANSFER, performative

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.codec import Described, UInt, ULong, encode
-from protocol.engine.incoming import WIDE_WINDOW, plain_flow
 from protocol.engine.performatives import FLOW, checked
-from protocol.engine.proton import lib
+from protocol.engine.proton.incoming import WIDE_WINDOW, plain_flow
+from protocol.engine.proton.library import lib
 from protocol.errors import ProtocolError
 from protocol.symbols import BATCH_FORMAT
 from tests.end_to_end.raw_peer import DISPOSITION, TRANSFER, performative, raw_performative

@@ -7,11 +7,11 @@ import pytest
 
 from protocol.codec import UInt
 from protocol.engine import engine as engine_module
-from protocol.engine import incoming as incoming_module
 from protocol.engine.deliveries import Delivery, settle
-from protocol.engine.incoming import MAX_EMPTY_BEFORE_OPEN, MAX_OPEN_BYTES, FrameWalk, IllegalState, WorkTooLarge
 from protocol.engine.links import Link
-from protocol.engine.native import native
+from protocol.engine.proton import incoming as incoming_module
+from protocol.engine.proton.incoming import MAX_EMPTY_BEFORE_OPEN, MAX_OPEN_BYTES, FrameWalk, IllegalState, WorkTooLarge
+from protocol.engine.proton.native import native
 from protocol.errors import ProtocolError
 from protocol.symbols import AMQP_HEADER
 from tests.end_to_end.raw_peer import ACCEPTED, BEGIN, DISPOSITION, FLOW, HEARTBEAT, OPEN, message, outcome

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from broker.gateway.links.delivery import render_delivery
 from broker.namespace.fragments import Keys
 from protocol.codec import Described, Symbol, Timestamp, UByte, UInt, ULong, encode
-from protocol.engine.native import native
+from protocol.engine.proton.native import native
 from protocol.errors import ProtocolError
 from protocol.message.intake import take_apart
 from protocol.message.layout import LAYOUT

@@ -31,7 +31,7 @@ from protocol import error_texts
 from protocol.addresses import Address
 from protocol.engine.deliveries import ACCEPTED, Delivery, forget, settle
 from protocol.engine.links import Link
-from protocol.engine.native import address_of, native
+from protocol.engine.proton.native import address_of, native
 
 # Bytes of messages without a key that go to a fragment before the end of the turn. The workers share the messages, so
 # each has time to wait for more: with less at once it would commit more often. With more than receivers have granted to

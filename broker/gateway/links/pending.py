@@ -10,7 +10,7 @@ from typing import Any, Protocol, overload
 from broker.gateway.links.outcomes import STATE_OF
 from broker.wire import Outcome
 from protocol.engine.deliveries import ACCEPTED, TRANSACTIONAL, Delivery, settle, state_in
-from protocol.engine.native import address_of, delivery_at, native
+from protocol.engine.proton.native import address_of, delivery_at, native
 
 _ADDRESS_BYTES = 8
 

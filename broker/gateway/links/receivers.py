@@ -34,7 +34,7 @@ from protocol.engine.deliveries import (
     transactional_state,
 )
 from protocol.engine.links import Link
-from protocol.engine.native import address_of, native
+from protocol.engine.proton.native import address_of, native
 from protocol.lock_tokens import COMMON_BYTES, uuid_bytes
 from protocol.symbols import DELAY
 from storage.records import message_enqueued_ms

@@ -31,7 +31,7 @@ from protocol.engine.deliveries import (
     transactional_state,
 )
 from protocol.engine.links import Link
-from protocol.engine.native import address_of, delivery_at, native
+from protocol.engine.proton.native import address_of, delivery_at, native
 from protocol.errors import EmptyBatch, ProtocolError
 from protocol.message.batches import unpack_batch
 from protocol.message.intake import take_apart

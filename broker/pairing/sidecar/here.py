@@ -22,9 +22,9 @@ from protocol.client.errors import AuthenticationFailed, ClientError, MessageRef
 from protocol.codec import Symbol
 from protocol.engine.deliveries import ACCEPTED, Delivery, forget, reject, settle
 from protocol.engine.engine import Engine
-from protocol.engine.incoming import FramingError, HandleInUse, IllegalState, WorkTooLarge
 from protocol.engine.links import Link, Session
-from protocol.engine.state_bytes import StateTooLarge
+from protocol.engine.proton.incoming import FramingError, HandleInUse, IllegalState, WorkTooLarge
+from protocol.engine.proton.state_bytes import StateTooLarge
 from protocol.engine.unfinished import Pool, Unfinished
 from protocol.errors import InvalidField, ProtocolError
 

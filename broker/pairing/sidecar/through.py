@@ -30,7 +30,7 @@ from protocol.amqp_error import amqp_error
 from protocol.client.errors import ClientError, LinkDetached, MessageRefused, MessageReturned
 from protocol.client.messages import Message
 from protocol.codec import Described, UInt
-from protocol.engine.incoming import IllegalState
+from protocol.engine.proton.incoming import IllegalState
 from protocol.engine.sasl import PLAIN, parse_plain
 from protocol.errors import LimitExceeded, ProtocolError
 from protocol.nodes import request_message

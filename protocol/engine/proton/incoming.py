@@ -20,7 +20,6 @@ from protocol import codec
 from protocol.codec import UInt, ULong
 from protocol.engine import rejections
 from protocol.engine.delivery_ids import DeliveryIds
-from protocol.engine.native import native
 from protocol.engine.performatives import (
     ATTACH,
     BEGIN,
@@ -34,7 +33,8 @@ from protocol.engine.performatives import (
     TRANSFER,
     checked,
 )
-from protocol.engine.state_bytes import MAX_TRANSFER_LIST_BYTES, StateBytes, StateTooLarge, check_disposition
+from protocol.engine.proton.native import native
+from protocol.engine.proton.state_bytes import MAX_TRANSFER_LIST_BYTES, StateBytes, StateTooLarge, check_disposition
 from protocol.errors import DecodeError, InvalidField, ProtocolError
 from protocol.symbols import AMQP_HEADER, BATCH_FORMAT, HEARTBEAT
 

@@ -1,15 +1,15 @@
 """Answers to flows that proton leaves unanswered: `echo`, and a drain that finds no credit to give back (2.6.7, 2.7.4).
 
 Proton answers a drain that uses up credit. For the other flows, a change of the session's window makes proton write a
-flow of the session, to which `protocol.engine.outgoing` adds the fields of the link.
+flow of the session, to which `protocol.engine.proton.outgoing` adds the fields of the link.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Protocol, TypeVar
 
-from protocol.engine.incoming import Flow
-from protocol.engine.outgoing import OutputWalk
-from protocol.engine.proton import Pointer, lib
+from protocol.engine.proton.incoming import Flow
+from protocol.engine.proton.library import Pointer, lib
+from protocol.engine.proton.outgoing import OutputWalk
 
 # Arriving messages are taken out of the engine at once, so a session's window can stay wide open. A change from one of
 # these windows to the other makes proton write a flow. They are bytes, of which proton keeps 31 bits and tells the peer

@@ -14,9 +14,9 @@ from protocol import codec
 from protocol.amqp_error import amqp_error
 from protocol.codec import UInt, UShort
 from protocol.engine.delivery_ids import DeliveryIds
-from protocol.engine.incoming import frame_of
 from protocol.engine.padding import CONTROL, EVERYTHING, pad
 from protocol.engine.performatives import ATTACH, BEGIN, CLOSE, DISPOSITION, FLOW, OPEN, TRANSFER
+from protocol.engine.proton.incoming import frame_of
 from protocol.symbols import AMQP_HEADER, BATCH_FORMAT
 
 _LIST8 = 0xC0

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Final
 
-from protocol.engine.proton import Pointer, address_in_library, ffi, lib
+from protocol.engine.proton.library import Pointer, address_in_library, ffi, lib
 from protocol.extension import extension
 
 # Signatures in `protocol/native/proton.h`, as cffi writes them.
