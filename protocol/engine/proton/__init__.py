@@ -1,0 +1,1 @@
+"""Makes up for the peculiarities of proton, which docs/design/proton.md lists."""
