@@ -382,28 +382,6 @@ class Outgoing:
     def queued_bytes(self) -> int:
         """Bytes of messages that are not in the output yet."""
 
-    def deliver(
-        self,
-        run: SupportsBytes | memoryview,
-        at: int,
-        count: int,
-        token: bytes,
-        numbers: int | bytes,
-        delivery_count: int,
-        locked_until_ms: int | None,
-        pump: Pump,
-    ) -> tuple[int, int] | None:
-        """Send `count` messages of the run from offset `at` on, with consecutive tokens.
-
-        A run that is no bytes and no memoryview is put together.
-
-        `numbers` is the first of consecutive sequence numbers, or 8 bytes for each. `pump` is that of the connection.
-
-        Returns the offset behind them, and when the first was enqueued (ms, 0 before 1970). None if nothing is sent:
-        they are not usual, or some take several frames, and the session's window is too small for all frames, or the
-        messages are deleted when they are sent.
-        """
-
     def take_accepted(self) -> tuple[int, bool, list[bytes], bytes | None, bytes]:
         """The count of those that have gathered, True if the peer has settled them, their tokens, and two more.
 
@@ -480,6 +458,28 @@ class Pump:
 
     def write_ahead(self) -> None:
         """Let proton write what it can now; the next `pull` has it. Events that nobody has handled are forgotten."""
+
+    def deliver(
+        self,
+        outgoing: Outgoing,
+        run: SupportsBytes | memoryview,
+        at: int,
+        count: int,
+        token: bytes,
+        numbers: int | bytes,
+        delivery_count: int,
+        locked_until_ms: int | None,
+    ) -> tuple[int, int] | None:
+        """Send `count` messages of the run from offset `at` on, on the link of `outgoing`, with consecutive tokens.
+
+        A run that is no bytes and no memoryview is put together.
+
+        `numbers` is the first of consecutive sequence numbers, or 8 bytes for each.
+
+        Returns the offset behind them, and when the first was enqueued (ms, 0 before 1970). None if nothing is sent:
+        they are not usual, or some take several frames, and the session's window is too small for all frames, or the
+        messages are deleted when they are sent.
+        """
 
     def add(self, link: Incoming | Outgoing, channel: int, handle: int) -> None:
         """`channel` and `handle` are those of the side that sends: the peer's of an Incoming, ours of an Outgoing."""

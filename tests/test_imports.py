@@ -1,11 +1,13 @@
 """The import rules, held by reading every import in the sources. `tests.rooms` makes docs/design/rooms.md of them."""
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from bench.structure import C_FUNCTION
 from tests.sources import ROOT, SHIPPED, imports, is_within, modules
 
 OURS = ("protocol", "storage", "broker", "pipeline", "pyspark_peeklock", "bench", "tests")
@@ -440,6 +442,36 @@ def circles(sources: dict[str, set[str]]) -> list[set[str]]:
 
 def test_imports_go_one_way():
     assert circles(sources()) == []
+
+
+C_CALL = re.compile(r"(\w+)\(|, (\w+), METH_")  # the latter in tables of methods
+
+
+def calls_of_c(texts: dict[str, str]) -> dict[str, set[str]]:
+    """For each file of C, those whose functions it calls, or offers to Python."""
+    texts = {name: re.sub(r"//.*", "", text) for name, text in texts.items()}
+    owners = {
+        found[1]: name
+        for name, text in texts.items()
+        for found in C_FUNCTION.finditer(text)
+        if not found[0].startswith("static ")
+    }
+    called = {name: {call or offered for call, offered in C_CALL.findall(text)} for name, text in texts.items()}
+    return {name: {owners[each] for each in words if each in owners} - {name} for name, words in called.items()}
+
+
+def test_files_of_c_call_one_way():
+    texts = {path.stem: path.read_text() for path in (ROOT / "protocol" / "native").glob("*.c")}
+    found = calls_of_c(texts)
+    assert {"outgoing", "frames"} <= found["pump"]
+    assert circles(found) == []
+
+
+def test_a_circle_of_c_is_found():
+    sent = "static int one(void) { return 1; }\n\nint send(void) {\n    return take() + one();\n}\n"
+    took = "int one;\n\nint take(void) { return send(); }\n"
+    assert circles(calls_of_c({"sent": sent, "took": took})) == [{"sent", "took"}]
+    assert circles(calls_of_c({"sent": sent, "took": took.replace("send()", "1; // send")})) == []
 
 
 def rooms(sources: dict[str, set[str]], folder: str) -> dict[str, set[str]]:

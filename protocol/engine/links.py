@@ -567,7 +567,7 @@ class Link:
         if outgoing is None or self.own_handle is None:
             return None
         pump.add(outgoing, *self.own_handle)
-        sent = outgoing.deliver(run, 0, count, token, numbers, delivery_count, locked_until_ms, pump)
+        sent = pump.deliver(outgoing, run, 0, count, token, numbers, delivery_count, locked_until_ms)
         if sent is None:
             return None
         self.engine.sent_deliveries += count

@@ -15,24 +15,7 @@
 #include <stdlib.h>
 
 struct proton proton;
-PyObject *incoming_type, *outgoing_type, *pump_type;
-
-const uint8_t *run_bytes(PyObject *run, size_t *size) {
-    if (PyBytes_Check(run)) {
-        *size = (size_t)PyBytes_Size(run);
-        return (const uint8_t *)PyBytes_AsString(run);
-    }
-    if (!PyMemoryView_Check(run)) {
-        PyErr_SetString(PyExc_TypeError, "a run is bytes or a memoryview");
-        return NULL;
-    }
-    Py_buffer view;
-    if (PyObject_GetBuffer(run, &view, PyBUF_SIMPLE) < 0) return NULL;
-    const uint8_t *bytes = view.buf;
-    *size = (size_t)view.len;
-    PyBuffer_Release(&view); // the memory is there as long as `run` is
-    return bytes;
-}
+PyObject *incoming_type, *outgoing_type;
 
 // setup(functions, message_id_prefix): `functions` are addresses by name.
 static PyObject *setup(PyObject *module, PyObject *arguments) {
@@ -209,7 +192,7 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "protocol._native
 
 PyMODINIT_FUNC PyInit__native(void) {
     choose_hash();
-    PyObject *module = PyModule_Create(&definition), *columns_type;
+    PyObject *module = PyModule_Create(&definition), *pump_type, *columns_type;
     if (!module) return NULL;
     if (add_type(module, &incoming_spec, "Incoming", &incoming_type) < 0 ||
         add_type(module, &outgoing_spec, "Outgoing", &outgoing_type) < 0 ||

@@ -12,6 +12,8 @@
 #include "frames.h"
 #include "memory.h"
 #include "records.h"
+#include "runs.h"
+#include "writer.h"
 
 // A delivery that waits for the broker's outcome. `delivery` is NULL if the peer has settled it.
 struct pending {
@@ -103,7 +105,7 @@ typedef struct {
     struct buffer lines; // struct line
 } Outgoing;
 
-extern PyObject *incoming_type, *outgoing_type, *pump_type; // set when the module is made, like these:
+extern PyObject *incoming_type, *outgoing_type; // set when the module is made, like these:
 extern PyType_Spec incoming_spec, outgoing_spec, pump_spec;
 
 extern uint8_t message_id_prefix[18];
@@ -118,10 +120,6 @@ int incoming_take(Incoming *incoming, void *delivery, const uint8_t *message, si
 // Free the memory of a link whose connection has ended. It has nothing any more.
 void incoming_free(Incoming *incoming);
 void outgoing_free(Outgoing *outgoing);
-
-// The bytes of a run, as long as there is the object: bytes, or a view of memory that does not change. NULL with an
-// exception.
-const uint8_t *run_bytes(PyObject *run, size_t *size);
 
 // Functions of the module.
 PyObject *accept_all(PyObject *module, PyObject *addresses);
@@ -139,9 +137,9 @@ size_t outgoing_write(Outgoing *outgoing, bool more, uint8_t *to);
 // What `outgoing_write` writes is no larger, if there is a next delivery.
 size_t outgoing_most_bytes(const Outgoing *outgoing);
 
-// Let proton write what it can now, ahead of the next pull: -1 with an exception.
-int pump_write(PyObject *pump);
-uint32_t pump_max_frame(PyObject *pump); // of the peer; 0 is no limit
+// Send messages of a run: (outgoing, run, at, count, token, numbers, delivery_count, locked_until_ms)
+//   -> where the messages end in the run, when the first was enqueued | None, if they are not usual
+PyObject *outgoing_deliver(Outgoing *outgoing, struct writer *writer, PyObject *arguments);
 
 static inline void *pointer_of(unsigned long long address) { return (void *)(uintptr_t)address; }
 static inline unsigned long long address_of(const void *pointer) { return (unsigned long long)(uintptr_t)pointer; }

@@ -232,29 +232,35 @@ static void outgoing_dealloc(PyObject *self) {
     Py_DECREF(type);
 }
 
+// Let proton write what it can now, ahead of the next pull: false with an exception.
+static bool write_ahead(struct writer *writer) {
+    if (writer_take_ahead(writer)) return true;
+    PyErr_NoMemory();
+    return false;
+}
+
 // What proton is given of a message that takes several frames: it writes a transfer for each byte.
-static int send_large(Outgoing *outgoing, PyObject *pump, size_t frames) {
+static int send_large(Outgoing *outgoing, struct writer *writer, size_t frames) {
     for (; frames > 1; frames--)
-        if (proton.link_send(outgoing->link, "", 1) != 1 || pump_write(pump) < 0) return -1;
+        if (proton.link_send(outgoing->link, "", 1) != 1 || !write_ahead(writer)) return -1;
     return proton.link_send(outgoing->link, "", 1) == 1 ? 0 : -1;
 }
 
 // True if the peer's session takes so many frames now. All that was sent before is written then.
-static bool has_window(Outgoing *outgoing, PyObject *pump, size_t frames) {
+static bool has_window(Outgoing *outgoing, struct writer *writer, size_t frames) {
     void *session = proton.link_session(outgoing->link);
-    return pump_write(pump) == 0 && proton.session_remote_incoming_window(session) >= frames;
+    return write_ahead(writer) && proton.session_remote_incoming_window(session) >= frames;
 }
 
-// deliver(run, at, count, token, numbers, delivery_count, locked_until_ms, pump)
-//   -> where the messages end in the run, when the first was enqueued | None, if they are not usual
-static PyObject *deliver(Outgoing *outgoing, PyObject *arguments, PyObject *run) {
-    PyObject *given, *numbers, *locked_until, *pump;
+// Deliver the messages of a run of bytes; `arguments` are those of `outgoing_deliver`.
+static PyObject *deliver(Outgoing *outgoing, struct writer *writer, PyObject *arguments, PyObject *run) {
+    PyObject *itself, *given, *numbers, *locked_until;
     Py_ssize_t at, count, token_bytes;
     const char *token;
     unsigned long long sequence_number = 0;
     unsigned int delivery_count;
-    if (!PyArg_ParseTuple(arguments, "Onny#OIOO!", &given, &at, &count, &token, &token_bytes, &numbers, &delivery_count,
-                          &locked_until, pump_type, &pump))
+    if (!PyArg_ParseTuple(arguments, "OOnny#OIO", &itself, &given, &at, &count, &token, &token_bytes, &numbers,
+                          &delivery_count, &locked_until))
         return NULL;
     bool are_consecutive = !PyBytes_Check(numbers);
     if (are_consecutive) sequence_number = PyLong_AsUnsignedLongLong(numbers);
@@ -267,7 +273,7 @@ static PyObject *deliver(Outgoing *outgoing, PyObject *arguments, PyObject *run)
         PyErr_SetString(PyExc_ValueError, "no such messages");
         return NULL;
     }
-    uint32_t largest = pump_max_frame(pump);
+    uint32_t largest = writer_max_frame(writer);
     size_t frame_bytes = largest ? (largest > PERFORMATIVE_BYTES ? largest - PERFORMATIVE_BYTES : 0) : SIZE_MAX;
     struct delivery common = {.sequence_number = sequence_number,
                               .delivery_count = delivery_count,
@@ -293,7 +299,7 @@ static PyObject *deliver(Outgoing *outgoing, PyObject *arguments, PyObject *run)
     }
     bool are_large = frames > (size_t)count; // some of them
     // Of a message that was settled before it was sent, each transfer would have to say so.
-    if (are_large && (outgoing->settled || !has_window(outgoing, pump, frames))) {
+    if (are_large && (outgoing->settled || !has_window(outgoing, writer, frames))) {
         if (PyErr_Occurred()) return NULL;
         Py_RETURN_NONE;
     }
@@ -319,7 +325,7 @@ static PyObject *deliver(Outgoing *outgoing, PyObject *arguments, PyObject *run)
         }
         void *delivery = proton.delivery(outgoing->link, (struct pn_bytes){TOKEN_BYTES, (const char *)tag});
         if (!delivery) return PyErr_NoMemory();
-        if (needed > 1 && send_large(outgoing, pump, needed) < 0) {
+        if (needed > 1 && send_large(outgoing, writer, needed) < 0) {
             if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "proton takes no bytes of a delivery");
             return NULL;
         }
@@ -327,18 +333,18 @@ static PyObject *deliver(Outgoing *outgoing, PyObject *arguments, PyObject *run)
         else if (!map_put(&outgoing->sent, address_of(delivery), ++outgoing->sent_count)) return PyErr_NoMemory();
         proton.link_advance(outgoing->link);
         // The credit might be taken back before the last transfer.
-        if (needed > 1 && pump_write(pump) < 0) return NULL;
+        if (needed > 1 && !write_ahead(writer)) return NULL;
         next_token(tag);
     }
     return Py_BuildValue("nL", (Py_ssize_t)end, enqueued_ms);
 }
 
-static PyObject *outgoing_deliver(PyObject *self, PyObject *arguments) {
-    PyObject *run = PyTuple_GetItem(arguments, 0);
+PyObject *outgoing_deliver(Outgoing *outgoing, struct writer *writer, PyObject *arguments) {
+    PyObject *run = PyTuple_GetItem(arguments, 1);
     if (!run) return NULL;
-    if (PyBytes_Check(run) || PyMemoryView_Check(run)) return deliver((Outgoing *)self, arguments, run);
+    if (PyBytes_Check(run) || PyMemoryView_Check(run)) return deliver(outgoing, writer, arguments, run);
     run = PyObject_Bytes(run);
-    PyObject *result = run ? deliver((Outgoing *)self, arguments, run) : NULL;
+    PyObject *result = run ? deliver(outgoing, writer, arguments, run) : NULL;
     Py_XDECREF(run);
     return result;
 }
@@ -513,7 +519,6 @@ static PyGetSetDef outgoing_attributes[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyMethodDef outgoing_methods[] = {
-    {"deliver", outgoing_deliver, METH_VARARGS, NULL},
     {"take_accepted", outgoing_take_accepted, METH_NOARGS, NULL},
     {"sent", outgoing_sent, METH_O, NULL},
     {"is_sent", outgoing_is_sent, METH_O, NULL},

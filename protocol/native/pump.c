@@ -5,7 +5,6 @@
 #include <stdlib.h>
 
 #define STAGED_BYTES (16 << 10) // given to proton at once
-#define PEEK_BYTES 1024         // taken from proton at once, at least
 #define PIECE_BYTES (1 << 20)   // of output that is larger: the C library keeps the memory of a piece when it is freed
 #define KEPT_WRITTEN_BYTES (8 << 20) // of the buffer for output; a larger one is freed when it was copied
 // A push stops when Python has been called so often, and looks after so many frames that Python takes.
@@ -17,7 +16,7 @@
 // alone; payloads go from the peer's frames to an Incoming, and from an Outgoing to the frames for the peer.
 typedef struct {
     PyObject_HEAD
-    void *transport, *collector;
+    struct writer writer;
     PyObject *engine;
     struct map by_link;          // address of the link -> its Incoming or Outgoing
     struct map incoming_by_handle, outgoing_by_handle; // channel and handle, see `key_of` -> the same
@@ -26,11 +25,8 @@ typedef struct {
     struct buffer staged;        // for proton
     struct ring payloads;        // of the transfers in `staged`
     void *part_link;             // the link of the part that is given to proton now, if one is
-    struct buffer ahead;         // what proton has written since the last pull
     struct ring ended;           // Outgoings that were removed, and whose last transfers proton writes next
     size_t calls;                // of Python since the push began
-    bool dispatching;            // an event is being handled, which is popped then
-    bool finished;
     size_t piece_bytes;          // of output: see `copied_output`
 } Pump;
 
@@ -135,7 +131,7 @@ static int told(Pump *pump, Outgoing *outgoing, void *delivery) {
 
 static int handle_events(Pump *pump) {
     void *event;
-    while ((event = proton.collector_peek(pump->collector))) {
+    while ((event = proton.collector_peek(pump->writer.collector))) {
         int result;
         if (proton.event_type(event) != DELIVERY_EVENT) {
             result = call_engine(pump);
@@ -148,22 +144,17 @@ static int handle_events(Pump *pump) {
                                  : received(pump, (Incoming *)link, pointer, delivery);
             Py_XDECREF(link);
         }
-        proton.collector_pop(pump->collector);
+        proton.collector_pop(pump->writer.collector);
         if (result < 0) return -1;
     }
     return 0;
 }
 
 static int dispatch(Pump *pump) {
-    pump->dispatching = true;
+    pump->writer.dispatching = true;
     int result = handle_events(pump);
-    pump->dispatching = false;
+    pump->writer.dispatching = false;
     return result;
-}
-
-// Forget events of links on which was written, which nobody needs.
-static void forget_events(Pump *pump) {
-    while (!pump->dispatching && proton.collector_pop(pump->collector)) {}
 }
 
 static PyObject *pump_dispatch(PyObject *self, PyObject *none) {
@@ -179,7 +170,7 @@ enum { DECLINED = 2 }; // of a transfer that proton and Python take
 // Give bytes to proton, and handle their events: 1, 0 if proton has found a fault, -1 with an exception.
 static int give(Pump *pump, const uint8_t *bytes, size_t size) {
     while (size) {
-        ssize_t taken = proton.transport_push(pump->transport, (const char *)bytes, size);
+        ssize_t taken = proton.transport_push(pump->writer.transport, (const char *)bytes, size);
         if (dispatch(pump) < 0) return -1;
         if (taken <= 0) return 0;
         bytes += taken;
@@ -409,22 +400,9 @@ static PyObject *pump_push(PyObject *self, PyObject *arguments) {
 // lock held: memory that was used before costs no page faults.
 static struct buffer written;
 
-// Add all frames that proton has written to `frames`.
-static bool take_written(Pump *pump, struct buffer *frames) {
-    for (;;) {
-        if (!buffer_reserve(frames, PEEK_BYTES)) return false;
-        ssize_t size = proton.transport_peek(pump->transport, (char *)frames->bytes + frames->size,
-                                             frames->capacity - frames->size);
-        pump->finished = size < 0;
-        if (size <= 0) return true;
-        proton.transport_pop(pump->transport, (size_t)size);
-        frames->size += (size_t)size;
-    }
-}
-
-// As `take_written`, behind those that were taken ahead.
+// Take all frames that proton has written, those that were taken ahead first.
 static bool take_all(Pump *pump) {
-    struct buffer *ahead = &pump->ahead;
+    struct buffer *ahead = &pump->writer.ahead;
     written.size = 0;
     if (ahead->size) {
         if (!buffer_reserve(&written, ahead->size)) return false;
@@ -432,21 +410,8 @@ static bool take_all(Pump *pump) {
         written.size = ahead->size;
         buffer_free(ahead);
     }
-    return take_written(pump, &written);
+    return writer_take(&pump->writer, &written);
 }
-
-int pump_write(PyObject *pump) {
-    struct buffer *ahead = &((Pump *)pump)->ahead;
-    size_t size = ahead->size;
-    if (!take_written((Pump *)pump, ahead)) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    if (ahead->size > size) forget_events((Pump *)pump);
-    return 0;
-}
-
-uint32_t pump_max_frame(PyObject *pump) { return proton.transport_get_remote_max_frame(((Pump *)pump)->transport); }
 
 // Where frames are copied to: one value, or several whose sizes are no more than `piece_bytes` and a frame.
 struct output {
@@ -555,7 +520,7 @@ static void forget_ended(Pump *pump) {
 
 static PyObject *pump_write_ahead(PyObject *self, PyObject *none) {
     (void)none;
-    if (pump_write(self) < 0) return NULL;
+    if (!writer_take_ahead(&((Pump *)self)->writer)) return PyErr_NoMemory();
     Py_RETURN_NONE;
 }
 
@@ -595,11 +560,22 @@ static PyObject *pump_pull(PyObject *self, PyObject *none) {
         PyErr_NoMemory();
     } else {
         output = copied_output(pump);
-        if (written.size) forget_events(pump);
+        if (written.size) writer_forget_events(&pump->writer);
         forget_ended(pump);
     }
     if (written.capacity > KEPT_WRITTEN_BYTES) buffer_free(&written);
     return output;
+}
+
+// deliver(outgoing, …): see `outgoing_deliver`.
+static PyObject *pump_deliver(PyObject *self, PyObject *arguments) {
+    PyObject *outgoing = PyTuple_GetItem(arguments, 0);
+    if (!outgoing) return NULL;
+    if ((PyObject *)Py_TYPE(outgoing) != outgoing_type) {
+        PyErr_SetString(PyExc_TypeError, "no Outgoing");
+        return NULL;
+    }
+    return outgoing_deliver((Outgoing *)outgoing, &((Pump *)self)->writer, arguments);
 }
 
 // -- links
@@ -668,7 +644,7 @@ static int pump_clear(PyObject *self) {
 static void pump_free(Pump *pump) {
     buffer_free(&pump->partial);
     buffer_free(&pump->staged);
-    buffer_free(&pump->ahead);
+    buffer_free(&pump->writer.ahead);
     ring_free(&pump->payloads);
     ring_free(&pump->ended);
 }
@@ -703,8 +679,8 @@ static int pump_init(PyObject *self, PyObject *arguments, PyObject *keywords) {
     PyObject *engine;
     static char *names[] = {"transport", "collector", "engine", NULL};
     if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "KKO", names, &transport, &collector, &engine)) return -1;
-    pump->transport = pointer_of(transport);
-    pump->collector = pointer_of(collector);
+    pump->writer.transport = pointer_of(transport);
+    pump->writer.collector = pointer_of(collector);
     pump->engine = Py_NewRef(engine);
     pump->piece_bytes = PIECE_BYTES;
     pump->payloads.item_bytes = sizeof(struct payload);
@@ -714,7 +690,7 @@ static int pump_init(PyObject *self, PyObject *arguments, PyObject *keywords) {
 
 static PyObject *pump_finished(PyObject *self, void *closure) {
     (void)closure;
-    return PyBool_FromLong(((Pump *)self)->finished);
+    return PyBool_FromLong(((Pump *)self)->writer.finished);
 }
 
 static PyObject *pump_get_piece_bytes(PyObject *self, void *closure) {
@@ -743,6 +719,7 @@ static PyMethodDef pump_methods[] = {
     {"dispatch", pump_dispatch, METH_NOARGS, NULL},
     {"pull", pump_pull, METH_NOARGS, NULL},
     {"write_ahead", pump_write_ahead, METH_NOARGS, NULL},
+    {"deliver", pump_deliver, METH_VARARGS, NULL},
     {"add", pump_add, METH_VARARGS, NULL},
     {"remove", pump_remove, METH_O, NULL},
     {"close", pump_close, METH_NOARGS, NULL},
