@@ -1,6 +1,5 @@
 #include "frames.h"
 
-#include "bytes.h"
 #include "constructors.h"
 
 enum { FRAME_HEAD_BYTES = 8, PERFORMATIVE_AT = 11, TRANSFER = 0x14, DISPOSITION = 0x15 };

@@ -5,8 +5,14 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
+
+#include "bytes.h"
 
 enum { TRANSACTION_BYTES = 16 }; // of the ids of transactions that the broker gives
+
+// The bytes of the frame that begins there, of which four are here; or of the header of the protocol.
+static inline size_t size_of_frame(const uint8_t *frame) { return memcmp(frame, "AMQP", 4) ? read_u32(frame) : 8; }
 
 // A transfer of a delivery of message format 0, without a state or in a transaction (AMQP 1.0, 2.7.5, 4.5.8).
 struct transfer {

@@ -312,15 +312,14 @@ static int take_frames(Pump *pump, const uint8_t *bytes, size_t size, size_t *at
             incoming = incoming_of(pump, frame, here);
             result = 1;
         }
-        size_t frame_bytes = here >= 4 ? read_u32(frame) : here;
-        if (here >= 8 && !memcmp(frame, "AMQP", 4)) frame_bytes = 8; // the header of the protocol
-        size_t passed = frame_bytes < here ? frame_bytes : here;
+        size_t whole = here >= 4 ? size_of_frame(frame) : here;
+        size_t passed = whole < here ? whole : here;
         // Proton takes the payload of this one itself. Its event may not come while payloads of its link wait.
         bool is_alone = incoming || passed > STAGED_BYTES;
         if (is_alone) result = give_staged(pump);
         if (incoming) incoming->may_be_unfinished = true;
         if (result > 0) result = is_alone ? give(pump, frame, passed) : stage(pump, frame, passed);
-        pump->passing = frame_bytes - passed;
+        pump->passing = whole - passed;
         *at += passed;
         staged = is_alone ? 0 : staged + 1;
         if (result > 0 && (pump->staged.size >= STAGED_BYTES || staged >= FRAMES_AT_ONCE)) {
@@ -451,7 +450,7 @@ static bool copy_written(struct output *output, size_t from, size_t to) {
         size_t end = from, size;
         do {
             const uint8_t *frame = written.bytes + end;
-            size = memcmp(frame, "AMQP", 4) ? read_u32(frame) : 8;
+            size = size_of_frame(frame);
             end += size < to - end ? size : to - end;
         } while (end < to && end - from < output->piece_bytes);
         if (!output_reserve(output, end - from)) return false;
@@ -469,7 +468,7 @@ static bool copy_frames(Pump *pump, struct output *output) {
     size_t at = 0, copied = 0;
     while (written.size - at >= 8) {
         const uint8_t *frame = written.bytes + at;
-        size_t size = memcmp(frame, "AMQP", 4) ? read_u32(frame) : 8;
+        size_t size = size_of_frame(frame);
         struct transfer transfer;
         at += size;
         if (!transfer_read(frame, size, &transfer) || size - transfer.payload_at > 1) continue;
