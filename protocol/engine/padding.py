@@ -31,7 +31,7 @@ from typing import Any, Final
 
 from protocol import codec
 from protocol.amqp_error import completed
-from protocol.symbols import HEARTBEAT
+from protocol.engine.frames import HEADER_BYTES, walk
 
 _FIELDS: Final = {0x10: 10, 0x11: 8, 0x12: 14, 0x13: 11, 0x14: 11, 0x15: 6, 0x16: 3, 0x17: 1, 0x18: 1}
 _FREQUENT: Final = (0x14, 0x15)
@@ -41,11 +41,8 @@ _ERROR_AT: Final = {0x16: 2, 0x17: 0, 0x18: 0}  # the index of the error among t
 EVERYTHING: Final = bytes(_FIELDS.get(code, 0) for code in range(256))
 CONTROL: Final = bytes(0 if code in _FREQUENT else width for code, width in enumerate(EVERYTHING))
 
-_size_and_code = struct.Struct(">I6xB").unpack_from
 _u32 = struct.Struct(">I").unpack_from
 _HEAD_BYTES = 11  # frame header, and the descriptor 00 53 xx
-_FRAME_HEADER_BYTES = 8
-_PROTOCOL_HEADER = int.from_bytes(b"AMQP", "big")
 
 
 def reads_by_position(open_properties: Mapping[Any, Any]) -> bool:
@@ -59,16 +56,10 @@ def pad(frames: bytes, widths: bytes = CONTROL) -> bytes:
     Returns the same object if none was short. Raises ValueError if the bytes end within a frame.
     """
     pieces = []
-    copied = at = 0
-    length = len(frames)
-    while at + _HEAD_BYTES <= length:
-        size, code = _size_and_code(frames, at)
-        if size == _PROTOCOL_HEADER:
-            size = _FRAME_HEADER_BYTES
-        end = at + size
-        if size < _FRAME_HEADER_BYTES or end > length:
-            break
-        if widths[code] and size > _HEAD_BYTES:
+    copied = last = 0
+    for at, end, _, code in walk(frames):
+        last = end
+        if code and widths[code] and _HEAD_BYTES < end - at <= len(frames) - at:
             frame = _with_whole_error(frames[at:end]) if code in _ERROR_AT else None
             if frame is None:
                 frame = _padded(frames, at, end, widths[code])
@@ -76,10 +67,8 @@ def pad(frames: bytes, widths: bytes = CONTROL) -> bytes:
                 pieces.append(frames[copied:at])
                 pieces.append(frame)
                 copied = end
-        at = end
-    # Bytes shorter than any frame with a body are a heartbeat or a protocol header.
-    if at != length and frames[at:] != HEARTBEAT and (length - at != 8 or frames[at : at + 4] != b"AMQP"):
-        raise ValueError(f"the last {length - at} bytes are not whole frames")
+    if last != len(frames):
+        raise ValueError(f"{len(frames)} bytes are not whole frames: the last ends at {last}")
     if not pieces:
         return frames
     pieces.append(frames[copied:])
@@ -88,20 +77,18 @@ def pad(frames: bytes, widths: bytes = CONTROL) -> bytes:
 
 def _with_whole_error(frame: bytes) -> bytes | None:
     """The detach, end or close padded, if its error lacks description or info; else None."""
-    performative, _ = codec.decode(frame, _FRAME_HEADER_BYTES)
+    performative, _ = codec.decode(frame, HEADER_BYTES)
     fields = performative.value
     index = _ERROR_AT[performative.descriptor]
     error = fields[index] if len(fields) > index else None
     if error is None or (whole := completed(error)) is error:
         return None
     body = codec.encode(codec.Described(performative.descriptor, [*fields[:index], whole, *fields[index + 1 :]]))
-    return (_FRAME_HEADER_BYTES + len(body)).to_bytes(4, "big") + frame[4:_FRAME_HEADER_BYTES] + body
+    return (HEADER_BYTES + len(body)).to_bytes(4, "big") + frame[4:HEADER_BYTES] + body
 
 
 def _padded(data: bytes, at: int, end: int, width: int) -> bytes | None:
     """The frame from `at` to `end` with nulls up to `width` fields, or None if it has them."""
-    if data[at + 4] != 2 or data[at + 8 : at + 10] != b"\x00\x53":
-        return None
     constructor = data[at + 11]
     if constructor == 0xC0:
         count, fields, fields_end = data[at + 13], at + 14, at + 13 + data[at + 12]

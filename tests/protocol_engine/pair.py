@@ -4,6 +4,7 @@ from typing import Any
 
 from protocol import codec
 from protocol.engine.engine import Engine
+from protocol.engine.frames import PROTOCOL, walk
 from protocol.engine.links import Link, Session
 
 MESSAGE = b"\x00\x53\x75\xa0\x05hello"
@@ -112,13 +113,7 @@ class Pair:
 
 
 def frames(output: bytes) -> list[bytes]:
-    at = 8 if output[:4] == b"AMQP" else 0
-    result = []
-    while at < len(output):
-        size = int.from_bytes(output[at : at + 4], "big")
-        result.append(output[at : at + size])
-        at += size
-    return result
+    return [output[start:end] for start, end, _, _ in walk(output) if not output.startswith(PROTOCOL, start)]
 
 
 def performatives(output: bytes, code: int) -> list[list[Any]]:

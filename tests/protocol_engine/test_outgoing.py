@@ -7,8 +7,8 @@ import pytest
 
 from protocol import codec
 from protocol.codec import Described, Symbol, UInt, ULong, UShort
+from protocol.engine.frames import frame_of
 from protocol.engine.performatives import ATTACH, BEGIN, CLOSE, DISPOSITION, FLOW, OPEN, TRANSFER
-from protocol.engine.proton.incoming import frame_of
 from protocol.engine.proton.outgoing import OutputWalk, refusal
 from protocol.symbols import AMQP_HEADER
 

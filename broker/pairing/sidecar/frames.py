@@ -10,23 +10,15 @@ from typing import Any, Final, NamedTuple
 
 from protocol.codec import Described, ULong, decode, encode
 from protocol.engine import rejections
+from protocol.engine.frames import HEAD, HEADER_BYTES, PROTOCOL, USUAL, USUAL_OFFSET, walk
 from protocol.engine.padding import EVERYTHING
 from protocol.engine.performatives import checked_fields
 from protocol.errors import DecodeError, ProtocolError
 from protocol.symbols import DESCRIPTOR_OF, Descriptor
 
-PROTOCOL: Final = b"AMQP"  # a protocol header begins with it, and has 8 bytes
-HEADER_BYTES: Final = 8
 MAX_FRAME_BYTES: Final = 1 << 20  # until a side has said what it takes
-_PROTOCOL_SIZE: Final = int.from_bytes(PROTOCOL, "big")  # what a protocol header says where a frame has its size
 SASL_TYPE: Final = 1
 MAX_VALUES: Final = 4096  # in one performative
-
-# Size, data offset in words, type, channel; then the constructor and code of a performative in their usual form.
-HEAD: Final = Struct(">IBBH")
-USUAL: Final = Struct(">IBBHHB")
-USUAL_DESCRIPTOR: Final = 0x0053
-USUAL_OFFSET: Final = 2
 
 _U32: Final = Struct(">I").unpack_from
 _NULL, _TRUE, _FALSE, _ZERO, _SMALL, _WIDE = 0x40, 0x41, 0x42, 0x43, 0x52, 0x70
@@ -218,31 +210,23 @@ class Incoming:
     def frames(self, data: bytes) -> Iterator[tuple[int, int, int, int]]:
         """Start, end, channel and performative of each whole frame; 0 is none."""
         at, length, maximum = 0, len(data), self._maximum
-        unpack, usual_bytes = USUAL.unpack_from, USUAL.size
         if length:
             self._needed = HEADER_BYTES
-        while length - at >= HEADER_BYTES:
-            if length - at < usual_bytes:
-                size, words, kind, channel = HEAD.unpack_from(data, at)
-                descriptor = code = 0
-            else:
-                size, words, kind, channel, descriptor, code = unpack(data, at)
-            if size == _PROTOCOL_SIZE:
-                at += HEADER_BYTES
-                continue
+        for start, end, channel, code in walk(data):
+            at, size = start, end - start
             if size > maximum and (
-                size > rejections.MAX_FRAME_BYTES or (code != _DISPOSITION and length - at >= usual_bytes)
+                size > rejections.MAX_FRAME_BYTES or (code != _DISPOSITION and length - at >= USUAL.size)
             ):  # a rejection with long texts is for the other side to judge, which may cut them
                 raise FrameTooLarge(f"a frame of {size} bytes; {maximum} are taken")
             if size < HEADER_BYTES:
                 raise DecodeError(f"a frame that claims to have {size} bytes", at)
-            end = at + size
             if end > length:
                 self._needed = size
                 break
-            if size == HEADER_BYTES:
-                code = 0
-            elif kind or words != USUAL_OFFSET or descriptor != USUAL_DESCRIPTOR or size < usual_bytes:
+            if not code and data.startswith(PROTOCOL, start):
+                at = end
+                continue
+            if code is None:
                 frame = read(data, at, end)
                 code = 0 if frame is None else frame.code
             yield at, end, channel, code

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple, Protocol
 
 from broker.pairing.sidecar.frames import (
-    HEAD,
     SASL_TYPE,
     Frame,
     Incoming,
@@ -30,6 +29,7 @@ from protocol.amqp_error import amqp_error
 from protocol.client.errors import ClientError, LinkDetached, MessageRefused, MessageReturned
 from protocol.client.messages import Message
 from protocol.codec import Described, UInt
+from protocol.engine.frames import HEAD
 from protocol.engine.proton.incoming import IllegalState
 from protocol.engine.sasl import PLAIN, parse_plain
 from protocol.errors import LimitExceeded, ProtocolError

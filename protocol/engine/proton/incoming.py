@@ -20,6 +20,7 @@ from protocol import codec
 from protocol.codec import UInt, ULong
 from protocol.engine import rejections
 from protocol.engine.delivery_ids import DeliveryIds
+from protocol.engine.frames import frame_of
 from protocol.engine.performatives import (
     ATTACH,
     BEGIN,
@@ -724,12 +725,6 @@ def _end_of_list(data: bytes, at: int, end: int) -> int:
     if constructor in (0xC0, 0xD0):
         return end + 1
     raise DecodeError("a transfer whose body is not a list", at)
-
-
-def frame_of(channel: int, code: int, fields: list[Any]) -> bytes:
-    """A whole frame with the performative of this code."""
-    body = codec.encode(codec.Described(ULong(code), fields))
-    return (8 + len(body)).to_bytes(4, "big") + b"\x02\x00" + channel.to_bytes(2, "big") + body
 
 
 def _in_usual_form(data: bytes, at: int, end: int) -> bytes:

@@ -14,9 +14,9 @@ from protocol import codec
 from protocol.amqp_error import amqp_error
 from protocol.codec import UInt, UShort
 from protocol.engine.delivery_ids import DeliveryIds
+from protocol.engine.frames import frame_of, walk
 from protocol.engine.padding import CONTROL, EVERYTHING, pad
 from protocol.engine.performatives import ATTACH, BEGIN, CLOSE, DISPOSITION, FLOW, OPEN, TRANSFER
-from protocol.engine.proton.incoming import frame_of
 from protocol.symbols import AMQP_HEADER, BATCH_FORMAT
 
 _LIST8 = 0xC0
@@ -82,45 +82,40 @@ class OutputWalk:
         return pad(output, self._widths)
 
     def _walk_frames(self, output: bytes) -> bytes:
-        frames = []
-        at = len(AMQP_HEADER) if output[:4] == b"AMQP" else 0
-        frames.append(output[:at])
-        while at < len(output):
-            size = int.from_bytes(output[at : at + 4], "big")
-            frame = output[at : at + size]
-            at += size
-            code = frame[10] if size > 10 else 0
+        frames: list[bytes] = []
+        for start, end, channel, code in walk(output):
+            frame = output[start:end]
             if code == ATTACH and self.attaching:
-                self._note_handle(frame)
+                self._note_handle(channel, frame)
             elif code == TRANSFER and self.batches:
-                frame = self._with_format(frame)
+                frame = self._with_format(channel, frame)
             elif code == BEGIN and self.answering:
-                frames.append(self._answer(frame))
+                frames.append(self._answer(channel, frame))
                 continue
             elif code == DISPOSITION and self.is_abandoned and _settles_without_state(frame):
                 continue  # the end of a link settles nothing: locks stay (2.6.6)
             elif code == DISPOSITION and self._translated:
-                frames += self._by_peers_ids(frame)
+                frames += self._by_peers_ids(channel, frame)
                 continue
             elif code == FLOW and self._answers and frame[11] == _LIST8:
-                frames += self._completed(frame)
+                frames += self._completed(channel, frame)
                 continue
             frames.append(frame)
         return b"".join(frames)
 
-    def _note_handle(self, attach: bytes) -> None:
+    def _note_handle(self, channel: int, attach: bytes) -> None:
         name, handle, is_receiver = _first_fields(attach, 3)
         for end in self.attaching:
             if end.name == name and end.is_sender is not bool(is_receiver):
-                end.own_handle = int.from_bytes(attach[6:8], "big"), handle
+                end.own_handle = channel, handle
                 self.attaching.remove(end)
                 break
 
-    def _with_format(self, transfer: bytes) -> bytes:
+    def _with_format(self, channel: int, transfer: bytes) -> bytes:
         """The transfer, with its message format if it is of a batch. All transfers of a delivery have it (2.7.5)."""
         performative, end = codec.decode(transfer, 8)
         fields = performative.value
-        delivery = int.from_bytes(transfer[6:8], "big"), fields[0], fields[2]
+        delivery = channel, fields[0], fields[2]
         if delivery not in self.batches:
             return transfer
         if len(fields) < 6 or not fields[5]:  # more
@@ -130,20 +125,19 @@ class OutputWalk:
         size = 8 + len(written) + len(transfer) - end
         return b"".join((size.to_bytes(4, "big"), transfer[4:8], written, transfer[end:]))
 
-    def _answer(self, begin: bytes) -> bytes:
+    def _answer(self, channel: int, begin: bytes) -> bytes:
         """The answer to a begin, with the highest handle and the peer's channel: proton leaves that out if the session
         has ended since.
         """
         fields = codec.decode(begin, 8)[0].value
-        channel, peers_channel = int.from_bytes(begin[6:8], "big"), self.answering.popleft()
+        peers_channel = self.answering.popleft()
         self.channels[channel] = peers_channel
         if self._handle_max is not None:
             fields[_HANDLE_MAX:] = UInt(self._handle_max), *fields[_HANDLE_MAX + 1 :]
         return frame_of(channel, BEGIN, [UShort(peers_channel), *fields[1:]])
 
-    def _by_peers_ids(self, disposition: bytes) -> list[bytes]:
+    def _by_peers_ids(self, channel: int, disposition: bytes) -> list[bytes]:
         """Dispositions with the peer's ids, in place of one disposition of received deliveries."""
-        channel = int.from_bytes(disposition[6:8], "big")
         peers_channel = self.channels.get(channel, -1)
         ids = self._translated.get(peers_channel)
         fields = codec.decode(disposition, 8)[0].value
@@ -160,12 +154,11 @@ class OutputWalk:
                 del self._translated[peers_channel]
         return frames
 
-    def _completed(self, flow: bytes) -> list[bytes]:
+    def _completed(self, channel: int, flow: bytes) -> list[bytes]:
         """A flow for each link that must be told of, in place of the session's flow; or that flow itself.
 
         Proton may write a flow of a link in its place. That stays, behind the others: it is newer.
         """
-        channel = int.from_bytes(flow[6:8], "big")
         told = self._answers.pop(channel, ())
         if not told:
             return [flow]
@@ -209,21 +202,15 @@ def transfers_from(outputs: Iterable[bytes | memoryview], start: int) -> dict[tu
     begun: dict[tuple[int, int], int] = {}  # the delivery-id of the last transfer
     position = 0
     for output in outputs:
-        at = len(AMQP_HEADER) if output[:4] == b"AMQP" else 0
-        while at < len(output):
-            size = int.from_bytes(output[at : at + 4], "big")
-            frame = output[at : at + size]
-            code = frame[10] if size > 10 else 0
-            channel = int.from_bytes(frame[6:8], "big")
+        for at, end, channel, code in walk(output):
             if code == TRANSFER:
-                handle, delivery_id = _first_fields(frame, 2)
+                handle, delivery_id = _first_fields(output[at:end], 2)
                 if begun.get((channel, handle)) != delivery_id and position + at >= start:
                     counts[channel, handle] = counts.get((channel, handle), 0) + 1
                 begun[channel, handle] = delivery_id
             elif code == ATTACH:  # an earlier link had this handle
-                _, handle = _first_fields(frame, 2)
+                _, handle = _first_fields(output[at:end], 2)
                 counts.pop((channel, handle), None)
-            at += size
         position += len(output)
     return counts
 

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.pairing.sidecar.frames import HEAD, FrameTooLarge, Incoming, Transfer, read, transfer, write
+from broker.pairing.sidecar.frames import FrameTooLarge, Incoming, Transfer, read, transfer, write
 from broker.pairing.sidecar.through import Through
 from protocol.codec import Described, Symbol, UByte, UInt, ULong, UShort, encode
+from protocol.engine.frames import HEAD
 from protocol.errors import ProtocolError
 from protocol.symbols import AMQP_HEADER, Descriptor
 from tests.examples import examples

@@ -5,7 +5,7 @@ from typing import Any
 
 from protocol import codec
 from protocol.codec import Described, UInt, ULong
-from protocol.engine.proton.incoming import frame_of
+from protocol.engine.frames import HEADER_BYTES, frame_of, walk
 from protocol.engine.proton.library import Pointer, condition_of, ffi, lib
 from protocol.symbols import AMQP_HEADER, Descriptor
 
@@ -106,14 +106,11 @@ def frame(code: int, *fields: Any, payload: bytes = b"", channel: int = 0) -> by
 
 
 def read(output: bytes) -> list[tuple[int, list[Any], bytes]]:
-    at = len(AMQP_HEADER) if output[:4] == b"AMQP" else 0
     found = []
-    while at < len(output):
-        end = at + int.from_bytes(output[at : at + 4], "big")
-        if end - at > 8:
-            performative, body_end = codec.decode(output[at:end], 8)
-            found.append((int(performative.descriptor), performative.value, output[at + body_end : end]))
-        at = end
+    for start, end, _, code in walk(output):
+        if code:
+            performative, body_end = codec.decode(output[start:end], HEADER_BYTES)
+            found.append((code, performative.value, output[start + body_end : end]))
     return found
 
 
