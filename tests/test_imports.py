@@ -60,6 +60,7 @@ MAY_IMPORT = {
         "broker.namespace.entities",
         "broker.namespace.fragments",
         "broker.namespace.tiers",
+        "broker.requests",
         "broker.runs",
         "broker.wire",
         "broker.rules",
@@ -112,6 +113,8 @@ MAY_IMPORT = {
     # What all processes share must not drag in a part of one of them.
     "broker.errors": set(),
     "broker.wire": set(),
+    "broker.named_records": set(),
+    "broker.requests": {"broker.errors", "broker.named_records"},
     "broker.large_frames": {"broker.wire"},
     "broker.runs": {
         "broker.wire",
@@ -297,6 +300,8 @@ PURE = (
     "broker.partition",
     "broker.rules",
     "broker.wire",
+    "broker.named_records",
+    "broker.requests",
     "broker.large_frames",
     "broker.runs",
     "broker.errors",

@@ -1,0 +1,128 @@
+"""Records that travel between processes as a name and a list of arguments.
+
+A record is a NamedTuple, and its fields are the arguments in their order. A field with a default may be missing at the
+end of the list, because processes of neighbouring versions talk to each other. The annotations of the fields say what
+may arrive. Of `Annotated[T, what]`, T is the type in the code, and `what` says what may travel: a type, a range of
+numbers, or a function that is True for a value that may.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import FunctionType, NoneType, UnionType
+from typing import Annotated, Any, Generic, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+R = TypeVar("R", bound=tuple[Any, ...])
+Check = Callable[[Any], bool]
+
+
+class Malformed(Exception):
+    """The arguments are not those of a record with this name: a bug of the broker, here or in another process."""
+
+
+class WrongNumber(Malformed):
+    """There are too few arguments, or too many."""
+
+
+class NamedRecords(Generic[R]):
+    """Classes of records, by their names."""
+
+    def __init__(
+        self,
+        records: Mapping[str, type[R]],
+        *,
+        take_all: Collection[type[R]] = (),
+        take_more: Collection[type[R]] = (),
+        least: Mapping[type[R], int] | None = None,
+    ) -> None:
+        """Each of `take_all` has one field: the list of all arguments. Of those in `take_more`, arguments behind the
+        known ones are left out when they arrive. `least` are numbers of arguments that are always sent, where these are
+        more than the fields without defaults.
+        """
+        self.classes = records
+        self._kinds = {
+            name: _Kind(name, record, (least or {}).get(record, 0), record in take_all, record in take_more)
+            for name, record in records.items()
+        }
+        self._of_records = {kind.record: kind for kind in self._kinds.values()}
+
+    def name_of(self, record: type[R]) -> str:
+        return self._of_records[record].name
+
+    def packed(self, record: R) -> tuple[str, list[Any]]:
+        """The name and the arguments, as they travel."""
+        kind = self._of_records[type(record)]
+        return kind.name, kind.packed(record)
+
+    def parsed(self, name: object, arguments: object) -> R | None:
+        """The record of what has arrived; None if there are none of this name. Raises Malformed."""
+        kind = self._kinds.get(name) if isinstance(name, str) else None
+        return None if kind is None else kind.parsed(arguments)
+
+    def made(self, name: str, *arguments: Any) -> R:
+        """The record of these arguments, whatever they are: for tests."""
+        return self._kinds[name].made(arguments)
+
+
+class _Kind(Generic[R]):
+    """What is known of one class of records."""
+
+    def __init__(self, name: str, record: type[R], least: int, takes_all: bool, takes_more: bool) -> None:
+        hints = get_type_hints(record, include_extras=True)
+        defaults: Mapping[str, Any] = record._field_defaults  # type: ignore[attr-defined] # it is a NamedTuple
+        self.name = name
+        self.record = record
+        self._make = cast(Callable[..., R], record)
+        self._checks = [_check(hint) for hint in hints.values()]
+        self._defaults = [defaults.get(field) for field in hints]
+        self._least = max(least, len(hints) - len(defaults))
+        self._takes_all = takes_all
+        self._most = len(hints) if takes_more else None
+
+    def packed(self, record: R) -> list[Any]:
+        if self._takes_all:
+            return [*record[0]]
+        arguments = [*record]
+        while len(arguments) > self._least and arguments[-1] == self._defaults[len(arguments) - 1]:
+            arguments.pop()
+        return arguments
+
+    def parsed(self, arguments: object) -> R:
+        if not isinstance(arguments, list | tuple):
+            raise Malformed(f"'{self.name}' has no list of arguments.")
+        try:
+            record = self.made(arguments)
+        except TypeError:
+            raise WrongNumber(f"'{self.name}' has {len(arguments)} arguments.") from None
+        for at, check in enumerate(self._checks):
+            if not check(record[at]):
+                raise Malformed(f"The argument {at} of '{self.name}' is not of its type, or beyond its range.")
+        return record
+
+    def made(self, arguments: Sequence[Any]) -> R:
+        return self._make(arguments) if self._takes_all else self._make(*arguments[: self._most])
+
+
+def _check(hint: Any) -> Check:
+    """Tells whether a value may be in a field with this annotation."""
+    kind, inner = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return lambda value: True
+    if kind is Annotated:
+        return _check_of(inner[1])
+    if kind is Union or kind is UnionType:
+        checks = [*map(_check, inner)]
+        return lambda value: any(check(value) for check in checks)
+    if kind is dict:
+        return lambda value: isinstance(value, dict)
+    if kind is not None and issubclass(kind, Sequence):
+        if inner[0] is Any:
+            return lambda value: isinstance(value, list | tuple)
+        check_item = _check(inner[0])
+        return lambda value: isinstance(value, list | tuple) and all(map(check_item, value))
+    only: type = NoneType if hint is None else int if hint is bool else hint  # numbers have always been taken for bools
+    return lambda value: isinstance(value, only)
+
+
+def _check_of(what: Any) -> Check:
+    if isinstance(what, range):
+        return lambda value: isinstance(value, int) and value in what
+    return what if isinstance(what, FunctionType) else _check(what)
