@@ -8,10 +8,11 @@ Messages in an answer are flat items, `wire.ENTRY` for each, as in DELIVER. In t
 """
 
 from collections.abc import Hashable, Sequence
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, cast
 
 from broker.errors import NotAllowed, NotImplementedByBroker
 from broker.named_records import NamedRecords
+from storage.records import Place
 
 # On the wire it is the channel of the caller's receiver that holds the lock of the session, or 0 if none does; in a
 # partition, the key of this receiver, or None.
@@ -20,6 +21,7 @@ ANYONE: Final = -1  # In place of a receiver: it does not matter who holds the s
 
 Id = Annotated[int, range(1 << 32)]  # of a queue or an entity
 Number = Annotated[int, range(1 << 64)]  # the sequence number of a message
+At = Annotated[int, range(len(Place))]  # a `Place`
 Document = dict[str, Any]  # of a rule: see `broker.namespace.rule_descriptions`
 
 
@@ -126,7 +128,7 @@ class DeleteBatch(NamedTuple):
 class Purge(NamedTuple):
     """Delete unlocked messages at these places (`Place`), or at all. The answer is their number."""
 
-    places: Sequence[int] | None = None
+    places: Sequence[At] | None = None
 
 
 # -- rules of a subscription
@@ -426,7 +428,6 @@ def parsed(name: str, arguments: Sequence[Any]) -> Request:
 
 def parsed_in_transaction(name: str, arguments: Sequence[Any]) -> InTransaction:
     """As `parsed`, of a `TransactRequest`. Raises NotAllowed; Malformed."""
-    request = RECORDS.parsed(name, arguments)
-    if not isinstance(request, IN_TRANSACTIONS):
+    if RECORDS.classes.get(name) not in IN_TRANSACTIONS:
         raise NotAllowed(f"The operation '{name}' cannot be a part of a transaction.")
-    return request
+    return cast(InTransaction, RECORDS.parsed(name, arguments))

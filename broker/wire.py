@@ -6,67 +6,15 @@ number the gateway chooses for one link on one partition; its answers come in th
 channel 0 are not answered. `limit` counts deliveries since the receiver was opened (it is absolute).
 
 An incoming message is [layout, body, ttl_ms | None, extra | None]: see `Extra`. In DELIVER, entries are flat, `ENTRY`
-items each: token (16 bytes), sequence number, delivery count, message record, overlay | None. In the answer to `peek`
-the token is replaced by the `Place` of the message. Many usual messages are one value: see `broker.runs`.
+items each: token (16 bytes), sequence number, delivery count, message record, overlay | None. Many usual messages are
+one value: see `broker.runs`.
 
 A `session` is [session id, or None for any that is available; milliseconds to wait for one]; to a worker of
 VERSION_WITH_NON_EXCLUSIVE_SESSIONS, for a session that is not exclusive, also: the token of its lock (16 bytes), and
 True to take over the session that has this token. The receiver that had it gets CLOSED with SessionTakenOver, and its
-CLOSE_RECEIVER says what never reached the client; then the other one gets OPENED. A `receiver` among the
-arguments of a request is the channel of the caller's receiver that holds the lock of the session; 0 if it has none.
+CLOSE_RECEIVER says what never reached the client; then the other one gets OPENED.
 
-Requests, their arguments and results (all or nothing each; `docs/design` has what they are for):
-    renew-locks       [tokens]                                   [locked_until_ms, ...] in the same order
-    peek              from sequence number, count, max bytes     entry items
-    peek-session      session id, then as peek                   entry items
-    browse            as peek, session id | None, selector | None  [entry items, the number to go on from, True if that
-                                                                 is behind all messages]; may be empty before the end
-    From VERSION_WITH_LOCK_ENDS on these three may have one more argument, True. Then the result of the first two is
-    [entry items, lock ends], and that of browse has the lock ends behind it: locked until ms, by sequence number.
-    receive-deferred  [sequence numbers], receive_and_delete     [locked_until_ms, entry items]; with True as a third
-                                                                 argument also of active messages, with their numbers
-    receive-session-deferred  receiver, session id, then as receive-deferred  the same
-    settle            [tokens], outcome, properties | None, and where sessions are required: receiver  None
-    schedule          [messages]                                 [sequence numbers]
-    cancel-scheduled  [sequence numbers]                         None
-    delete-batch      count, enqueued before ms, and to delete of one session only: its id  number deleted
-    purge             [Place, ...]                               number deleted
-    add-rule          rule document, see broker.namespace.rule_descriptions  None
-    replace-rule      rule document                              None
-    remove-rule       name                                       None
-    get-rule          name                                       rule document
-    enumerate-rules   skip, top                                  [rule document, ...] in the order of their names
-    renew-session-lock  receiver, session id                     locked_until_ms
-    get-session-state   receiver, session id                     state | None
-    set-session-state   receiver, session id, state | None       None
-    get-message-sessions  state set after ms | None, skip, top   [session id, ...]; None: with messages, or a state
-    page-message-sessions  the same                              the number skipped, and [session id, ...]
-    message-sessions-behind  as above, a session id, top         [session id, ...] behind this one
-    counts                                                       queue -> available, deferred, scheduled, bytes, locked
-    accessed          entity id, ...                             ms when the partition was opened, entity id -> ms of
-                                                                 the last access since (0: none)
-    filter-counts     entity id, ...                             topic -> SQL filters, correlation filters
-    metrics                                                      see broker.metrics
-    probe                                                        a shortage of room or None, after a write and a read
-    stored            sender of marks                            first number, number behind the last, ... of the
-                                                                 marked deliveries that are stored: see `Mark`
-    arrive            token of a move, entity id                 None; this and the next: see `broker.partition.moving`
-    depart            token, entity id                           None
-    rows              token, entity id, bytes, rows at most      rows, True if all were read once, how many are noted
-    store-rows        token, rows                                None
-    hold              token, entity id                           number of locks, number of batches without an answer
-    freeze            token, entity id                           None
-    change-catalog    [change, ...] as a client asks for it, see broker.worker.home  definition | None of each change
-    transact          transaction id, begins, [operation, ...]   per operation None, or per delivery of it None or
-                                                                 [error name, text]
-    transact-request  transaction id, begins, name, [argument, ...]   as the request of that name: `schedule`, `settle`,
-                                                                 `cancel-scheduled` or `set-session-state`
-    discharge         transaction id, commit                     None
-
-Operations of a transaction are `SendOperation`, `SettleOperation` and `SendRunOperation`.
-`begins` is True in the first request of a transaction. A later request fails if the transaction is unknown. When the
-gateway's connection ends, its transactions are rolled back. The first half of a transaction's id identifies the
-client's connection.
+`broker.requests` has what REQUEST may ask for, and what is answered.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -789,16 +737,6 @@ def incompatible(hello: Hello) -> str:
             f"{OLDEST_VERSION} to {VERSION}: upgrade the older of the two"
         )
     return ""
-
-
-# Requests with a `receiver`, and the index of that argument.
-RECEIVER_AT = {
-    "receive-session-deferred": 0,
-    "settle": 3,
-    "renew-session-lock": 0,
-    "get-session-state": 0,
-    "set-session-state": 0,
-}
 
 
 def is_shareable(message: Message) -> bool:

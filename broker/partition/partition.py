@@ -9,6 +9,7 @@ not go backwards.
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any
 
+from broker import requests
 from broker.errors import BrokerError, NotAllowed
 from broker.namespace.entities import Description
 from broker.partition import due, entities, sending, transactions
@@ -300,10 +301,10 @@ class Partition:
         self._core.begin_command()
         return self.has_work_left and underway.go_on()
 
-    def request(self, name: str, queue_id: int, args: Sequence[Any], now_ms: int) -> Any:
-        """See broker.wire. Returns the result, or an `Underway` that has it in a later turn. Raises BrokerError."""
+    def request(self, queue_id: int, asked: requests.OfQueue | requests.OfPartition, now_ms: int) -> Any:
+        """Return the result, or an `Underway` that has it in a later turn. Raises BrokerError."""
         self._begin(queue_id, now_ms)
-        return request(self._core, name, queue_id, args, now_ms)
+        return request(self._core, queue_id, asked, now_ms)
 
     def transact(
         self,
@@ -325,15 +326,14 @@ class Partition:
         self,
         transaction: Hashable,
         begins: bool,
-        name: str,
         queue_id: int,
-        args: Sequence[Any],
+        asked: requests.InTransaction,
         now_ms: int,
         owner: Hashable = None,
     ) -> Any:
         """As `request`, as a part of a transaction: see `transactions.request_in`. Raises BrokerError."""
         self._begin(queue_id, now_ms)
-        return transactions.request_in(self._core, transaction, begins, name, queue_id, args, now_ms, owner)
+        return transactions.request_in(self._core, transaction, begins, queue_id, asked, now_ms, owner)
 
     def discharge(self, transaction: Hashable, commit: bool, now_ms: int) -> None:
         """Commit or roll back. Raises TransactionRollback, TransactionTimeout if nothing of it was done."""

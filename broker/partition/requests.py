@@ -1,6 +1,6 @@
 """Requests: renew locks, browse, receive messages by their numbers, cancel scheduled ones, delete, count.
 
-Names, arguments and results are in `broker.wire`. A request is done wholly, or not at all if it raises a BrokerError.
+Their records are in `broker.requests`. A request is done wholly, or not at all if it raises a BrokerError.
 However, expired messages that it comes across are expired, and unreadable ones are quarantined, in either case. A
 request that looks at many messages or sessions does so step by step, and may be under way for several turns.
 """
@@ -8,6 +8,7 @@ request that looks at many messages or sessions does so step by step, and may be
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
+from broker import requests
 from broker.errors import (
     EntityDisabled,
     InternalError,
@@ -15,7 +16,6 @@ from broker.errors import (
     LockLost,
     MessageNotFound,
     NotAllowed,
-    NotImplementedByBroker,
     OutOfRange,
     ServerBusy,
 )
@@ -26,7 +26,7 @@ from broker.partition.messages import browsing, cancelling, settlement, stored
 from broker.partition.messages.deliveries import RECEIVED_AND_DELETED, new_token
 from broker.partition.messages.hand_out import withdraw
 from broker.partition.messages.leaving import discard, unlocked
-from broker.partition.messages.moves import Properties, expire
+from broker.partition.messages.moves import expire
 from broker.partition.messages.schedule import scheduled_ms_of
 from broker.partition.messages.selecting import selector_of
 from broker.partition.moving import moves
@@ -60,50 +60,52 @@ from storage.records import (
 from storage.store import Table
 
 PROBE_KEY = b"probe"
-# For errors: the fields of clients' requests (amqp.md 8.4), and the argument that has the list of each.
+# For errors: the fields of clients' requests (amqp.md 8.4).
 LOCK_TOKENS, SEQUENCE_NUMBERS = "lock-tokens", "sequence-numbers"
-_LISTED = {
-    "renew-locks": (0, LOCK_TOKENS),
-    "settle": (0, LOCK_TOKENS),
-    "schedule": (0, "messages"),
-    "cancel-scheduled": (0, SEQUENCE_NUMBERS),
-    "receive-deferred": (0, SEQUENCE_NUMBERS),
-    "receive-session-deferred": (2, SEQUENCE_NUMBERS),
-}
+_OF_TOPIC = (requests.Schedule, requests.CancelScheduled, requests.Peek)  # on its scheduled messages
 
 
-def request(core: Core, name: str, queue_id: int, args: Sequence[Any], now_ms: int) -> Any:
-    """The result; or an `Underway`, if the request takes more work than one turn has. Raises BrokerError."""
-    if name in _OF_PARTITION:
-        return _OF_PARTITION[name](core, args, now_ms)
-    if name not in _OF_QUEUE:
-        raise NotImplementedByBroker(f"There is no operation '{name}'.")
-    queue = core.queue(queue_id) if name in _OF_RULES else core.access(queue_id, now_ms)
-    if queue.transfers is not None and name != "peek":
+def request(core: Core, queue_id: int, asked: requests.OfQueue | requests.OfPartition, now_ms: int) -> Any:
+    """Return the result; or an `Underway`, if the request takes more work than one turn has. Raises BrokerError."""
+    of_partition = _OF_PARTITION.get(type(asked))
+    if of_partition is not None:
+        return of_partition(core, asked, now_ms)
+    queue = core.queue(queue_id) if isinstance(asked, requests.RULES) else core.access(queue_id, now_ms)
+    if queue.transfers is not None and not isinstance(asked, requests.Peek):
+        name = requests.RECORDS.name_of(type(asked))
         raise NotAllowed(f"The operation '{name}' is not possible on a transfer queue.")
-    if queue.is_topic and name not in _OF_TOPIC:
+    if queue.is_topic and not isinstance(asked, _OF_TOPIC):
         raise NotAllowed(f"'{queue.terms.name}' is a topic; its messages are in its subscriptions.")
-    check_size(core, name, args)
-    result = _OF_QUEUE[name](core, queue, args, now_ms)
+    _check_size(core, asked)
+    result = _OF_QUEUE[type(asked)](core, queue, asked, now_ms)
     if not isinstance(result, Generator):
         return result
     underway = Underway(core, result)
     return underway if not underway.go_on() else underway.result
 
 
-def check_size(core: Core, name: str, args: Sequence[Any]) -> None:
+def _check_size(core: Core, asked: requests.OfQueue | requests.OfPartition) -> None:
     """A request that is done wholly or not at all takes one turn, so its size has a limit. Raises OutOfRange."""
-    listed = _LISTED.get(name)
-    if listed is None:
-        return
-    at, field = listed
-    count, limit = len(args[at]), core.settings.request_items
+    match asked:
+        case requests.RenewLocks(items) | requests.Settle(items):
+            field = LOCK_TOKENS
+        case requests.Schedule(items):
+            field = "messages"
+        case (
+            requests.CancelScheduled(items)
+            | requests.ReceiveDeferred(items)
+            | requests.ReceiveSessionDeferred(numbers=items)
+        ):
+            field = SEQUENCE_NUMBERS
+        case _:
+            return
+    count, limit = len(items), core.settings.request_items
     if count > limit:
         raise OutOfRange(f"'{field}' has {count} items; a request may have {limit}.")
 
 
 def check_bytes(core: Core, field: str, count: int, size_bytes: int) -> None:
-    """As `check_size`, for the bytes read or written for `count` messages. A single message may have any size."""
+    """As `_check_size`, for the bytes read or written for `count` messages. A single message may have any size."""
     limit = core.settings.request_bytes
     if size_bytes > limit and count > 1:
         raise OutOfRange(f"The messages of '{field}' take more than {limit} bytes; ask for fewer at once.")
@@ -131,8 +133,8 @@ class Underway:
         return False
 
 
-def _renew_locks(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[int]:
-    tokens: Sequence[bytes] = args[0]
+def _renew_locks(core: Core, queue: Queue, asked: requests.RenewLocks, now_ms: int) -> list[int]:
+    tokens = asked.tokens
     if queue.sessions is not None:
         raise NotAllowed(f"'{queue.terms.name}' requires sessions: renew the lock of the session, not of a message.")
     if any(queue.locks.find(token, now_ms) is None for token in tokens):
@@ -145,57 +147,57 @@ def _renew_locks(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> 
     return [core.wall_ms(until_ms)] * len(tokens)
 
 
-def _peek(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[Any]:
-    from_number, count, max_bytes, *with_ends = args
-    items = browsing.peek(core, queue, from_number, count, max_bytes)
-    return [items, browsing.lock_ends(core, queue, items, now_ms)] if any(with_ends) else items
+def _peek(core: Core, queue: Queue, asked: requests.Peek, now_ms: int) -> list[Any]:
+    from_number, most, max_bytes, with_lock_ends = asked
+    items = browsing.peek(core, queue, from_number, most, max_bytes)
+    return [items, browsing.lock_ends(core, queue, items, now_ms)] if with_lock_ends else items
 
 
-def _browse(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[Any]:
+def _browse(core: Core, queue: Queue, asked: requests.Browse, now_ms: int) -> list[Any]:
     require_receive(queue)
-    from_number, count, max_bytes, session_id, *rest = args
+    from_number, most, max_bytes, session_id, text, with_lock_ends = asked
     if session_id is not None:
         session_requests.sessions_of(queue)
-    selector = selector_of(rest[0]) if rest and rest[0] is not None else None
-    shown = browsing.browse(core, queue, from_number, count, max_bytes, session_id, selector)
-    return [*shown, browsing.lock_ends(core, queue, shown[0], now_ms)] if any(rest[1:]) else shown
+    selector = None if text is None else selector_of(text)
+    shown = browsing.browse(core, queue, from_number, most, max_bytes, session_id, selector)
+    return [*shown, browsing.lock_ends(core, queue, shown[0], now_ms)] if with_lock_ends else shown
 
 
-def _peek_session(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[Any]:
-    session_id, from_number, count, max_bytes, *with_ends = args
+def _peek_session(core: Core, queue: Queue, asked: requests.PeekSession, now_ms: int) -> list[Any]:
+    session_id, from_number, most, max_bytes, with_lock_ends = asked
     session_requests.sessions_of(queue)
-    items = browsing.peek(core, queue, from_number, count, max_bytes, session_id)
-    return [items, browsing.lock_ends(core, queue, items, now_ms)] if any(with_ends) else items
+    items = browsing.peek(core, queue, from_number, most, max_bytes, session_id)
+    return [items, browsing.lock_ends(core, queue, items, now_ms)] if with_lock_ends else items
 
 
-def _receive_deferred(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[Any]:
-    """[locked_until_ms or 0, entry items], and where active messages were asked for, too, the numbers of these.
-
-    Raises MessageNotFound if any of the numbers is not that of a deferred message (or an active one, if these were
+def _receive_deferred(core: Core, queue: Queue, asked: requests.ReceiveDeferred, now_ms: int) -> list[Any]:
+    """Raises MessageNotFound if any of the numbers is not that of a deferred message (or an active one, if these were
     asked for), or if it is locked.
     """
-    numbers, receive_and_delete, *active = args
+    numbers, receive_and_delete, active = asked
     if queue.sessions is not None:
         raise NotAllowed(f"'{queue.terms.name}' requires sessions: the request must name the session of the messages.")
     until_ms = now_ms + queue.terms.lock_duration_ms
-    return _take_numbered(core, queue, numbers, receive_and_delete, any(active), None, NOBODY, until_ms, now_ms)
+    return _take_numbered(core, queue, numbers, receive_and_delete, active, None, NOBODY, until_ms, now_ms)
 
 
-def _receive_session_deferred(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[Any]:
+def _receive_session_deferred(
+    core: Core, queue: Queue, asked: requests.ReceiveSessionDeferred, now_ms: int
+) -> list[Any]:
     """As `_receive_deferred`, for messages of one session. The lock that the receiver has of it is theirs, too.
 
     Without a receiver they get locks of their own, as the cloud gives them to a connection that does not hold the
     session; but not active messages. A receiver that has lost the session gets none.
     """
-    receiver, session_id, numbers, receive_and_delete, *active = args
-    if receiver is None and not any(active):
+    receiver, session_id, numbers, receive_and_delete, active = asked
+    if receiver is None and not active:
         lent = session_requests.sessions_of(queue).lent
         until_ms = now_ms + queue.terms.lock_duration_ms
         return _take_numbered(core, queue, numbers, receive_and_delete, False, session_id, lent, until_ms, now_ms)
     session = session_locks.held(queue, receiver, session_id, now_ms)
     session_locks.take_back_lent(core, queue, session, numbers, now_ms)
     return _take_numbered(
-        core, queue, numbers, receive_and_delete, any(active), session_id, session, session.until_ms, now_ms
+        core, queue, numbers, receive_and_delete, active, session_id, session, session.until_ms, now_ms
     )
 
 
@@ -295,20 +297,19 @@ def _is_of(session_id: str | None, ref: Ref) -> bool:
     return session_id is None or (overlay_of(ref) or {}).get(Field.SESSION) == session_id
 
 
-def _settle(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None:
-    tokens: list[bytes] = list(args[0])
-    outcome = _outcome(args[1])
-    properties: Properties | None = args[2]
+def _settle(core: Core, queue: Queue, asked: requests.Settle, now_ms: int) -> None:
+    tokens, outcome, properties = [*asked.tokens], outcome_of(asked), asked.properties
     if len(set(tokens)) < len(tokens):
         raise InvalidArgument("The request names a lock token twice.")
-    if queue.sessions is not None and len(args) > 3:
-        session_locks.require_holder(queue, args[3], tokens, now_ms)
+    names_receiver = queue.sessions is not None and asked.receiver != requests.ANYONE
+    if names_receiver:
+        session_locks.require_holder(queue, asked.receiver, tokens, now_ms)
     for token in tokens:
         error = settlement.refusal(core, queue, token, outcome, properties, now_ms)
         if error is not None:
             queue.tally.settlements_too_late += isinstance(error, LockLost)
-            if queue.sessions is not None and len(args) > 3:
-                [error] = session_locks.named(core, args[3], [error], now_ms)
+            if names_receiver:
+                [error] = session_locks.named(core, asked.receiver, [error], now_ms)
             assert error is not None
             raise error
     if outcome != Outcome.ACCEPTED:
@@ -316,20 +317,21 @@ def _settle(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None:
     settlement.settle(core, queue, tokens, outcome, properties, now_ms)
 
 
-def _outcome(value: int) -> Outcome:
+def outcome_of(asked: requests.Settle) -> Outcome:
+    """Raises InvalidArgument."""
     try:
-        return Outcome(value)
+        return Outcome(asked.outcome)
     except ValueError:
-        raise InvalidArgument(f"The outcome {value} does not exist.") from None
+        raise InvalidArgument(f"The outcome {asked.outcome} does not exist.") from None
 
 
-def _schedule(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[int]:
-    return sending.send(core, queue.id, args[0], now_ms)
+def _schedule(core: Core, queue: Queue, asked: requests.Schedule, now_ms: int) -> list[int]:
+    return sending.send(core, queue.id, asked.messages, now_ms)
 
 
-def _cancel_scheduled(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None:
+def _cancel_scheduled(core: Core, queue: Queue, asked: requests.CancelScheduled, now_ms: int) -> None:
     """Raises as `cancelling.cancellable`."""
-    numbers = list(dict.fromkeys(args[0]))
+    numbers = list(dict.fromkeys(asked.numbers))
 
     def check(read_bytes: int) -> None:
         check_bytes(core, SEQUENCE_NUMBERS, len(numbers), read_bytes)
@@ -337,22 +339,20 @@ def _cancel_scheduled(core: Core, queue: Queue, args: Sequence[Any], now_ms: int
     cancelling.cancel(core, queue, cancelling.cancellable(core, queue, numbers, check))
 
 
-def _delete_batch(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> Steps:
+def _delete_batch(core: Core, queue: Queue, asked: requests.DeleteBatch, now_ms: int) -> Steps:
     """Delete available messages, the oldest first; locked messages are skipped."""
-    count, before_ms, *rest = args
-    session_id: str | None = rest[0] if rest else None
-    if count < 1:
-        raise InvalidArgument(f"message-count must be positive, not {count}.")
+    most, before_ms, session_id = asked
+    if most < 1:
+        raise InvalidArgument(f"message-count must be positive, not {most}.")
     if session_id is not None:
         session_requests.sessions_of(queue)
-    return _delete(core, queue.id, (Place.AVAILABLE,), count, before_ms + core.ahead_ms, session_id)
+    return _delete(core, queue.id, (Place.AVAILABLE,), most, before_ms + core.ahead_ms, session_id)
 
 
-def _purge(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> Steps:
+def _purge(core: Core, queue: Queue, asked: requests.Purge, now_ms: int) -> Steps:
     """Delete unlocked messages in these places, up to a limit. The caller asks again until the answer is 0."""
-    return _delete(
-        core, queue.id, tuple(map(Place, args[0])) if args else tuple(Place), 10 * core.settings.step, None, None
-    )
+    places = tuple(Place) if asked.places is None else tuple(map(Place, asked.places))
+    return _delete(core, queue.id, places, 10 * core.settings.step, None, None)
 
 
 def _delete(
@@ -425,10 +425,11 @@ def _delete_some(
     return len(messages), end
 
 
-def _counts(core: Core, args: Sequence[Any], now_ms: int) -> dict[int, list[int]]:
-    """Counts of the queues whose ids are the arguments; without arguments, of all queues that ever had messages."""
-    if args:
-        stored = [(queue_id, core.store.get(Table.COUNTS, entity_key(queue_id))) for queue_id in args]
+def _counts(core: Core, asked: requests.Counts, now_ms: int) -> dict[int, list[int]]:
+    """Count the messages of these queues; if none is named, of all queues that ever had messages."""
+    wanted = asked.queue_ids
+    if wanted:
+        stored = [(queue_id, core.store.get(Table.COUNTS, entity_key(queue_id))) for queue_id in wanted]
     else:
         items = core.store.scan(Table.COUNTS, b"\0", b"\xff" * 5, 1 << 32)
         stored = [(int.from_bytes(key, "big"), value) for key, value in items]
@@ -439,7 +440,7 @@ def _counts(core: Core, args: Sequence[Any], now_ms: int) -> dict[int, list[int]
         for queue_id, value in stored
         if _is_counted(core, queue_id) and queue_id not in queues
     }
-    used = [queues[queue_id] for queue_id in args if queue_id in queues] if args else queues.values()
+    used = [queues[queue_id] for queue_id in wanted if queue_id in queues] if wanted else queues.values()
     return counts | {queue.id: _count(queue) for queue in used}
 
 
@@ -461,18 +462,16 @@ def _count(queue: Queue) -> list[int]:
     return [*queue.counts, queue.size_bytes, queue.locks.count()]
 
 
-def _accessed(core: Core, args: Sequence[Any], now_ms: int) -> list[Any]:
-    """When the partition was opened, and the last access since of each of these entities that live here; 0 is none."""
-    known = (
-        entity_id for entity_id in args if entity_id in core.entities.terms and core.entities.is_of_here(entity_id)
-    )
+def _accessed(core: Core, asked: requests.Accessed, now_ms: int) -> list[Any]:
+    """Tell the last accesses of those of these entities that live here."""
+    entities = core.entities
+    known = (each for each in asked.entity_ids if each in entities.terms and entities.is_of_here(each))
     return [core.opened_ms, {entity_id: accesses.last_ms(core, entity_id, now_ms) for entity_id in known}]
 
 
-def _probe(core: Core, args: Sequence[Any], now_ms: int) -> str | None:
-    """The write becomes durable with this turn's commit, before the answer.
-
-    Returns why messages are refused for want of room, if they are.
+def _probe(core: Core, asked: requests.Probe, now_ms: int) -> str | None:
+    """Say why messages are refused for want of room, if they are. What is written here becomes durable with this turn's
+    commit, before the answer.
     """
     value = encode_document(now_ms)
     core.store.put(Table.META, PROBE_KEY, value)
@@ -481,48 +480,44 @@ def _probe(core: Core, args: Sequence[Any], now_ms: int) -> str | None:
     return core.room.shortage
 
 
-_OF_QUEUE: dict[str, Callable[[Core, Queue, Sequence[Any], int], Any]] = {
-    "renew-locks": _renew_locks,
-    "peek": _peek,
-    "peek-session": _peek_session,
-    "browse": _browse,
-    "receive-deferred": _receive_deferred,
-    "receive-session-deferred": _receive_session_deferred,
-    "settle": _settle,
-    "schedule": _schedule,
-    "cancel-scheduled": _cancel_scheduled,
-    "delete-batch": _delete_batch,
-    "purge": _purge,
-    "add-rule": rule_requests.add_rule,
-    "replace-rule": rule_requests.replace_rule,
-    "remove-rule": rule_requests.remove_rule,
-    "get-rule": rule_requests.get_rule,
-    "enumerate-rules": rule_requests.enumerate_rules,
-    "renew-session-lock": session_requests.renew_session_lock,
-    "get-session-state": session_requests.get_session_state,
-    "set-session-state": session_requests.set_session_state,
-    "get-message-sessions": session_requests.get_message_sessions,
-    "page-message-sessions": session_requests.page_message_sessions,
-    "message-sessions-behind": session_requests.message_sessions_behind,
+def _stored(core: Core, asked: requests.Stored, now_ms: int) -> list[int]:
+    return core.marks.of(asked.sender)
+
+
+_OF_QUEUE: dict[type, Callable[[Core, Queue, Any, int], Any]] = {
+    requests.RenewLocks: _renew_locks,
+    requests.Peek: _peek,
+    requests.PeekSession: _peek_session,
+    requests.Browse: _browse,
+    requests.ReceiveDeferred: _receive_deferred,
+    requests.ReceiveSessionDeferred: _receive_session_deferred,
+    requests.Settle: _settle,
+    requests.Schedule: _schedule,
+    requests.CancelScheduled: _cancel_scheduled,
+    requests.DeleteBatch: _delete_batch,
+    requests.Purge: _purge,
+    requests.AddRule: rule_requests.add_rule,
+    requests.ReplaceRule: rule_requests.replace_rule,
+    requests.RemoveRule: rule_requests.remove_rule,
+    requests.GetRule: rule_requests.get_rule,
+    requests.EnumerateRules: rule_requests.enumerate_rules,
+    requests.RenewSessionLock: session_requests.renew_session_lock,
+    requests.GetSessionState: session_requests.get_session_state,
+    requests.SetSessionState: session_requests.set_session_state,
+    requests.GetMessageSessions: session_requests.get_message_sessions,
+    requests.PageMessageSessions: session_requests.page_message_sessions,
+    requests.MessageSessionsBehind: session_requests.message_sessions_behind,
 }
-_OF_RULES = ("add-rule", "replace-rule", "remove-rule", "get-rule", "enumerate-rules")
-_OF_TOPIC = ("schedule", "cancel-scheduled", "peek")  # on its scheduled messages
-
-
-def _stored(core: Core, args: Sequence[Any], now_ms: int) -> list[int]:
-    return core.marks.of(args[0])
-
-
-_OF_PARTITION: dict[str, Callable[[Core, Sequence[Any], int], Any]] = {
-    "counts": _counts,
-    "accessed": _accessed,
-    "filter-counts": rule_requests.filter_counts,
-    "probe": _probe,
-    "stored": _stored,
-    "arrive": moves.arrive,
-    "store-rows": moves.store,
-    "depart": moves.depart,
-    "rows": moves.rows,
-    "hold": moves.hold,
-    "freeze": moves.freeze,
+_OF_PARTITION: dict[type, Callable[[Core, Any, int], Any]] = {
+    requests.Counts: _counts,
+    requests.Accessed: _accessed,
+    requests.FilterCounts: rule_requests.filter_counts,
+    requests.Probe: _probe,
+    requests.Stored: _stored,
+    requests.Arrive: moves.arrive,
+    requests.StoreRows: moves.store,
+    requests.Depart: moves.depart,
+    requests.Rows: moves.rows,
+    requests.Hold: moves.hold,
+    requests.Freeze: moves.freeze,
 }

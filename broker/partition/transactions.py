@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+from broker import requests
 from broker.errors import (
     BrokerError,
     InvalidArgument,
@@ -30,6 +31,7 @@ from broker.partition.messages import cancelling, settlement
 from broker.partition.messages.admission import check, check_sizes
 from broker.partition.messages.entering import reserve
 from broker.partition.messages.moves import Properties, put_back_failed
+from broker.partition.requests import outcome_of
 from broker.partition.sessions import locks as session_locks
 from broker.partition.sessions import states as session_states
 from broker.partition.state.bodies import STAGED
@@ -89,40 +91,39 @@ def request_in(
     core: Core,
     key: Hashable,
     begins: bool,
-    name: str,
     queue_id: int,
-    args: Sequence[Any],
+    asked: requests.InTransaction,
     now_ms: int,
     owner: Hashable,
 ) -> list[int] | None:
-    """Add a request of this name, wholly or not at all; see `broker.wire`. Raises BrokerError."""
+    """Add a request, wholly or not at all. Raises BrokerError."""
     transaction = _find(core, key, begins, now_ms, owner)
-    if name not in ("schedule", "settle", "cancel-scheduled", "set-session-state"):
-        raise NotAllowed(f"The operation '{name}' cannot be a part of a transaction.")
     queue = core.access(queue_id, now_ms)
-    if name == "schedule":
-        return _schedule(core, transaction, queue, args[0])
-    if name == "settle":
-        _settle_all(core, transaction, queue, args, now_ms)
-    elif name == "cancel-scheduled":
-        _cancel(core, transaction, queue, list(dict.fromkeys(args[0])))
-    else:
-        _set_state(core, transaction, queue, SetState(queue.id, args[1], args[2], args[0]), now_ms)
+    match asked:
+        case requests.Schedule(messages):
+            return _schedule(core, transaction, queue, messages)
+        case requests.Settle():
+            _settle_all(core, transaction, queue, asked, now_ms)
+        case requests.CancelScheduled(numbers):
+            _cancel(core, transaction, queue, list(dict.fromkeys(numbers)))
+        case requests.SetSessionState(receiver, session_id, state):
+            _set_state(core, transaction, queue, SetState(queue.id, session_id, state, receiver), now_ms)
     return None
 
 
-def _settle_all(core: Core, transaction: Transaction, queue: Queue, args: Sequence[Any], now_ms: int) -> None:
-    tokens, outcome, properties, *rest = list(args[0]), Outcome(args[1]), *args[2:]
+def _settle_all(core: Core, transaction: Transaction, queue: Queue, asked: requests.Settle, now_ms: int) -> None:
+    tokens, outcome, properties = [*asked.tokens], outcome_of(asked), asked.properties
     if len(set(tokens)) < len(tokens):
         raise InvalidArgument("The request names a lock token twice.")
     _check_settlements(core, transaction, queue, tokens, outcome, properties)
-    if queue.sessions is not None and rest:
-        session_locks.require_holder(queue, rest[0], tokens, now_ms)
+    names_receiver = queue.sessions is not None and asked.receiver != requests.ANYONE
+    if names_receiver:
+        session_locks.require_holder(queue, asked.receiver, tokens, now_ms)
     for token in tokens:
         error = settlement.refusal(core, queue, token, outcome, properties, now_ms)
         if error is not None:
-            if queue.sessions is not None and rest:
-                [error] = session_locks.named(core, rest[0], [error], now_ms)
+            if names_receiver:
+                [error] = session_locks.named(core, asked.receiver, [error], now_ms)
             assert error is not None
             raise error
     _stage(core, transaction, queue, tokens, outcome, properties, quiet=False)

@@ -16,14 +16,15 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
-from broker import runs, wire
+from broker import requests, runs, wire
 from broker.catalog.catalog import HOME, catalog_version
 from broker.catalog.changing import Limits
 from broker.errors import BrokerError, InternalError, InvalidArgument, SessionTakenOver
 from broker.logging import get_logger
 from broker.metrics import WorkerMetrics
+from broker.named_records import Malformed
 from broker.partition.forwarding.destination import ENTRY
 from broker.partition.messages.deliveries import NOTHING, Delivery, Pumped
 from broker.partition.partition import Partition
@@ -60,6 +61,7 @@ from broker.wire import (
     SendRunOperation,
     Sent,
     Settle,
+    SettleOperation,
     Stores,
     TakesRuns,
     Unused,
@@ -103,7 +105,12 @@ INTERNAL_ERROR = "The service was unable to process the request; nothing of it w
 
 _EPOLLIN, _EPOLLOUT = select.EPOLLIN, select.EPOLLOUT
 _READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
-_OF_TRANSACTIONS = frozenset(("transact", "transact-request", "discharge"))
+# Does the request that a message has brought for this partition. Returns the result; an `Underway` that will have it;
+# or _LATER, if it comes when other workers have followed.
+_Do = Callable[["Caller", Partition, Request, Any], Any]
+_LATER = object()
+
+R = TypeVar("R", bound=requests.Request)
 
 
 class Turns(TurnLog, Protocol):
@@ -246,6 +253,15 @@ class Worker:
             Op.UNUSED: self._unused,
             Op.ANSWER: self._answered,
             Op.BEAT: self._hear_beat,
+        }
+        # All other requests are a partition's alone.
+        self._do: dict[type, _Do] = {
+            requests.Metrics: self._measure,
+            requests.ChangeCatalog: self._change_catalog,
+            requests.Stored: self._say_stored,
+            requests.Transact: self._transact,
+            requests.TransactRequest: self._request_in,
+            requests.Discharge: self._discharge,
         }
 
     def begin(self) -> None:
@@ -635,12 +651,12 @@ class Worker:
     def _refusal(self, partition: Partition, error: Exception) -> BrokerError:
         """The error to answer to a command that raised `error`.
 
-        A bug of the broker becomes an InternalError if the command had changed nothing. Otherwise `error` is raised
-        again and ends the process, because memory and disk may disagree.
+        A bug of the broker becomes an InternalError if the command had changed nothing, or was malformed, so that no
+        partition got it. Otherwise `error` is raised again and ends the process, because memory and disk may disagree.
         """
         if isinstance(error, BrokerError):
             return error.with_traceback(None)  # it refers to who holds the error, so that all of it would live on
-        if isinstance(error, StoreError) or partition.has_changed:
+        if not isinstance(error, Malformed) and (isinstance(error, StoreError) or partition.has_changed):
             raise error
         self._metrics.internal_errors += 1
         log.error("command failed by a bug of the broker; it changed nothing", partition=partition.id, exc_info=error)
@@ -807,40 +823,37 @@ class Worker:
 
     def _request(self, peer: Caller, message: Request) -> None:
         partition = self._partition(message)
-        _, _, number, name, queue, arguments = message
+        number = message.number
         try:
-            if name == "metrics":
-                gauges = {each: partition.gauges() for each, partition in self._partitions.items()}
-                result: Any = self._metrics.snapshot(
-                    self._number, self._restarts, gauges, self._turns.usage()._asdict()
-                )
-            elif name == "change-catalog":
-                self._change_catalog(peer, number, arguments)
-                return
-            elif name == "stored":
-                self._drop_earlier(peer, arguments)
-                result = partition.request(name, queue, arguments, self._now_ms)
-            elif name in _OF_TRANSACTIONS:
-                result = self._in_transaction(peer, partition, name, queue, arguments)
-            else:
-                _name_receiver(peer, name, arguments)
-                result = partition.request(name, queue, arguments, self._now_ms)
-                if isinstance(result, Underway):
-                    self._underway.append((peer, number, partition, result))
-                    return
+            asked = requests.parsed(message.name, message.arguments)
+            do: _Do = self._do.get(type(asked), self._ask)
+            result = do(peer, partition, message, asked)
         except Exception as error:
             refusal = self._refusal(partition, error)
             peer.answers.append(wire.failed(number, type(refusal).__name__, str(refusal)))
-        else:
+            return
+        if isinstance(result, Underway):
+            self._underway.append((peer, number, partition, result))
+        elif result is not _LATER:
             peer.answers.append(wire.reply(number, result))
 
-    def _drop_earlier(self, peer: Caller, arguments: list[Any]) -> None:
+    def _ask(
+        self, peer: Caller, partition: Partition, message: Request, asked: requests.OfQueue | requests.OfPartition
+    ) -> Any:
+        return partition.request(message.queue, _naming_receiver(peer, asked), self._now_ms)
+
+    def _measure(self, peer: Caller, partition: Partition, message: Request, asked: requests.Metrics) -> dict[str, Any]:
+        gauges = {each: partition.gauges() for each, partition in self._partitions.items()}
+        return self._metrics.snapshot(self._number, self._restarts, gauges, self._turns.usage()._asdict())
+
+    def _say_stored(self, peer: Caller, partition: Partition, message: Request, asked: requests.Stored) -> Any:
         """A gateway asks what is stored because it has lost its connection. What still waits there must not be stored
         after the answer, which the gateway follows.
         """
         for other in [*self._peers.values()]:
-            if other is not peer and other.marks_sender and arguments == [other.marks_sender]:
+            if other is not peer and other.marks_sender and asked.sender == other.marks_sender:
                 self._drop(other)
+        return partition.request(message.queue, asked, self._now_ms)
 
     def _go_on(self) -> None:
         """Continue the requests that are under way, as far as the turn of each partition allows."""
@@ -860,32 +873,24 @@ class Worker:
             else:
                 self._underway.append((peer, number, partition, underway))
 
-    def _in_transaction(self, peer: Caller, partition: Partition, name: str, queue: int, arguments: list[Any]) -> Any:
-        transaction = arguments[0]
-        key = (peer, transaction)
-        owner = (peer, transaction[: wire.TRANSACTION_OWNER_BYTES])
-        if name == "discharge":
-            peer.transactions.pop(transaction, None)
-            partition.discharge(key, arguments[1], self._now_ms)
-            return None
+    def _transact(self, peer: Caller, partition: Partition, message: Request, asked: requests.Transact) -> Any:
+        transaction, begins, packed = asked
+        operations = _operations(peer, packed)
         peer.transactions[transaction] = partition
-        if name == "transact":
-            _, begins, packed = arguments
-            operations: list[Operation] = []
-            for operation in unpack_operations(packed):
-                if isinstance(operation, SendOperation):
-                    self._messages_in_turn += len(operation.deliveries)
-                    operations.append(operation)
-                elif isinstance(operation, SendRunOperation):
-                    self._messages_in_turn += operation.messages
-                    operations.append(operation)
-                else:
-                    self._messages_in_turn += len(operation.tokens)
-                    operations.append(operation._replace(receiver=(peer, operation.receiver)))
-            return partition.transact(key, begins, operations, self._now_ms, owner)
-        _, begins, name, arguments = arguments
-        _name_receiver(peer, name, arguments)
-        return partition.request_in(key, begins, name, queue, arguments, self._now_ms, owner)
+        self._messages_in_turn += sum(map(_messages_of, operations))
+        key, owner = _key_and_owner(peer, transaction)
+        return partition.transact(key, begins, operations, self._now_ms, owner)
+
+    def _request_in(self, peer: Caller, partition: Partition, message: Request, asked: requests.TransactRequest) -> Any:
+        transaction, begins, name, arguments = asked
+        part = _naming_receiver(peer, requests.parsed_in_transaction(name, arguments))
+        peer.transactions[transaction] = partition
+        key, owner = _key_and_owner(peer, transaction)
+        return partition.request_in(key, begins, message.queue, part, self._now_ms, owner)
+
+    def _discharge(self, peer: Caller, partition: Partition, message: Request, asked: requests.Discharge) -> None:
+        peer.transactions.pop(asked.transaction, None)
+        partition.discharge((peer, asked.transaction), asked.commit, self._now_ms)
 
     def _restore(self, peer: Caller, message: Restore) -> None:
         said: tuple[Any, ...] = message
@@ -950,7 +955,7 @@ class Worker:
     def _make_held_changes(self, home: Home[Caller]) -> None:
         """Those that have waited for other workers, if they need not wait any more."""
         for held in home.take_held(self._now_ms):
-            self._request(held.caller, wire.request(HOME, held.number, "change-catalog", 0, [*held.arguments]))
+            self._request(held.caller, wire.request(HOME, held.number, requests.CHANGE_CATALOG, 0, [*held.arguments]))
 
     def _recognize(self, peer: Caller, message: Stores) -> None:
         if self._home is not None and (replaced := self._home.recognize(message.ids)):
@@ -960,12 +965,15 @@ class Worker:
         if self._home is not None:
             self._home.followed(peer, message.version, self._now_ms)
 
-    def _change_catalog(self, peer: Caller, number: int, arguments: list[Any]) -> None:
+    def _change_catalog(
+        self, peer: Caller, partition: Partition, message: Request, asked: requests.ChangeCatalog
+    ) -> object:
         """The followers are told after the commit; the gateways, and the caller, when all have followed."""
         if self._home is None:
             raise InvalidArgument("This partition is not the home of the namespace.")
-        if (news := self._home.change(peer, number, arguments, self._now_ms)) is not None:
+        if (news := self._home.change(peer, message.number, asked.change, self._now_ms)) is not None:
             self._tell_followers(self._home, news)
+        return _LATER
 
     def _remove(self, peer: Caller | None, message: Remove) -> None:
         """Take a deletion from any worker."""
@@ -1024,11 +1032,34 @@ def _is_behind(peer: Caller) -> bool:
     return peer.is_behind
 
 
-def _name_receiver(peer: Caller, name: str, arguments: list[Any]) -> None:
-    """Replace the receiver's channel among the arguments of a request by the key that the partition knows it by.
+def _naming_receiver(peer: Caller, asked: R) -> R:
+    """The request with the key that the partition knows its receiver by, in place of the channel.
 
     It is None for channel 0: the client has no receiver that holds the session.
     """
-    at = wire.RECEIVER_AT.get(name)
-    if at is not None and at < len(arguments):
-        arguments[at] = (peer, arguments[at]) if arguments[at] else None
+    if isinstance(asked, requests.WITH_RECEIVER) and asked.receiver != requests.ANYONE:
+        return cast(R, asked._replace(receiver=(peer, asked.receiver) if asked.receiver else None))
+    return asked
+
+
+def _key_and_owner(peer: Caller, transaction: bytes) -> tuple[tuple[Caller, bytes], tuple[Caller, bytes]]:
+    """What a partition knows the transaction by, and the client's connection."""
+    return (peer, transaction), (peer, transaction[: wire.TRANSACTION_OWNER_BYTES])
+
+
+def _operations(peer: Caller, packed: Sequence[Any]) -> list[Operation]:
+    """The operations of a transaction, with the keys of their receivers. Raises Malformed."""
+    try:
+        operations = unpack_operations(packed)
+    except (IndexError, TypeError, ValueError):
+        raise Malformed("An operation of a transaction cannot be read.") from None
+    return [
+        each._replace(receiver=(peer, each.receiver)) if isinstance(each, SettleOperation) else each
+        for each in operations
+    ]
+
+
+def _messages_of(operation: Operation) -> int:
+    if isinstance(operation, SendOperation):
+        return len(operation.deliveries)
+    return operation.messages if isinstance(operation, SendRunOperation) else len(operation.tokens)

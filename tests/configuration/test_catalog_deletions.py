@@ -4,6 +4,7 @@ from itertools import count
 
 import pytest
 
+from broker import requests
 from broker.catalog.catalog import (
     Definition,
     Reconciled,
@@ -122,7 +123,7 @@ def test_a_deleted_entity_that_is_declared_is_created_again_empty(stores):
     assert [names(store) for store in stores] == [{2: "bills", 3: "orders"}] * PARTITIONS
     partition = start(stores, "orders", end_ms)
     assert [*partition.auto_deleted] == []
-    assert partition.request("peek", 3 << 3, [0, 100, 1 << 20], end_ms) == []
+    assert partition.request(3 << 3, requests.Peek(0, 100, 1 << 20), end_ms) == []
     advance(partition, end_ms)
     assert message_count(home_of(stores)) == 0
     assert reconcile(stores, declared, end_ms) == Reconciled(2, (), (), ())
@@ -183,7 +184,7 @@ def test_a_subscription_leaves_its_topic_and_what_the_topic_still_needs(stores):
     assert decode_document(home.get(Table.META, deleted_entity_key(2)) or b"") == {"deleted_ms": T1, "topic_id": 1}
     partition = start(stores, "news", T1)
     advance(partition, T1)
-    assert partition.request("counts", 0, [3 << 3], T1) == {3 << 3: [3, 0, 0, 3 * 43, 0]}
+    assert partition.request(0, requests.Counts([3 << 3]), T1) == {3 << 3: [3, 0, 0, 3 * 43, 0]}
     assert message_count(home) == 3
     assert home.scan(Table.REFS, b"\0", b"\xff" * 9, 10) == []
     assert home.scan(Table.RULES, entity_key(2), entity_key(3), 10) == []

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from broker import requests
 from broker.catalog.catalog import definitions
 from broker.errors import BrokerError
 from broker.namespace.entities import Description, QueueDescription, SubscriptionDescription, TopicDescription
@@ -204,7 +205,7 @@ class MovesMachine(RuleBasedStateMachine):
                 raise BrokerError("no worker")
             self.workers.touch(partition)
             try:
-                result = found.request(name, 0, list(args), self.workers.now_ms)
+                result = found.request(0, requests.RECORDS.made(name, *args), self.workers.now_ms)
             finally:
                 is_alive = self._turn(partition, kill_after)
             if is_alive:
@@ -333,7 +334,7 @@ class MovesMachine(RuleBasedStateMachine):
 
     def _bodies(self, partition: int, entity_id: int) -> list[int]:
         items = self.workers.partitions[partition].request(
-            "peek", queue_id_of(entity_id), [0, 1000, 1 << 20], self.workers.now_ms
+            queue_id_of(entity_id), requests.Peek(0, 1000, 1 << 20), self.workers.now_ms
         )
         return [int(items[at + 3][MESSAGE_HEADER_BYTES:]) for at in range(0, len(items), ENTRY)]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from broker import wire
+from broker import requests, wire
 from broker.catalog.catalog import catalog_version, definitions
 from broker.errors import EntityNotFound, ServerBusy
 from broker.namespace.entities import Description, QueueDescription, SubscriptionDescription, TopicDescription
@@ -123,7 +123,7 @@ class Scene(Workers):
             if entity_id in self.catalog and partition in self.partitions:
                 for each in (QUEUE,) if entity_id == QUEUE else (KEPT,):
                     queue = queue_id_of(each)
-                    counts = self.partitions[partition].request("counts", 0, [queue], self.now_ms)
+                    counts = self.partitions[partition].request(0, requests.Counts([queue]), self.now_ms)
                     assert counts[queue][0] == count, (PATHS[each], partition)
 
     def start_all(self) -> None:
@@ -242,12 +242,12 @@ def test_a_fragment_that_has_agreed_refuses_uses_until_it_is_deleted(pair: Scene
     agreed_at_1(pair)
     for entity_id in (QUEUE, TOPIC, SUBSCRIPTION, KEPT):
         with pytest.raises(ServerBusy):
-            pair.partitions[1].request("peek", queue_id_of(entity_id), [0, 1, 1], pair.now_ms)
+            pair.partitions[1].request(queue_id_of(entity_id), requests.Peek(0, 1, 1), pair.now_ms)
     pair.settle()
     assert pair.catalog == set()
     for entity_id in (QUEUE, TOPIC, SUBSCRIPTION, KEPT):
         with pytest.raises(EntityNotFound):
-            pair.partitions[1].request("peek", queue_id_of(entity_id), [0, 1, 1], pair.now_ms)
+            pair.partitions[1].request(queue_id_of(entity_id), requests.Peek(0, 1, 1), pair.now_ms)
     pair.end()
 
 

@@ -4,7 +4,7 @@ import asyncio
 import os
 import select
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from broker import wire
+from broker import requests, wire
 from broker.errors import BrokerError
 from broker.gateway.router import Channel, Router, WorkerConnection
 from broker.metrics import GatewayMetrics
@@ -401,20 +401,20 @@ def test_neither_side_sees_later_changes_of_what_the_other_gave_it(run):
         rule = {"name": "r", "filter": {"kind": "true"}}
         arguments: list[Any] = [0, 10, 1 << 20]
         results: list[Any] = []
-        asked: list[Sequence[Any]] = []
+        asked: list[Any] = []
         original = whole.partition.request
 
-        def request(name: str, queue: int, given: Sequence[Any], now_ms: int) -> Any:
+        def request(queue: int, given: Any, now_ms: int) -> Any:
             asked.append(given)
-            return kept if name == "enumerate-rules" else original(name, queue, given, now_ms)
+            return kept if isinstance(given, requests.EnumerateRules) else original(queue, given, now_ms)
 
         whole.partition.request = request  # type: ignore[assignment]
         kept = [rule]
         whole.connection.request(0, "peek", MAIN, arguments, lambda result, error: results.append(result), None)
         arguments.clear()
-        whole.connection.request(0, "enumerate-rules", MAIN, [[1]], lambda result, error: results.append(result), None)
+        whole.connection.request(0, "enumerate-rules", MAIN, [0, 1], lambda result, error: results.append(result), None)
         await whole.until(lambda: len(results) == 2)
-        assert asked[0] == [0, 10, 1 << 20]
+        assert asked[0] == requests.Peek(0, 10, 1 << 20)
         assert results[0][1] == 1, "the message's number"
         results[1][0]["filter"]["kind"] = "changed"
         assert kept[0]["filter"] == {"kind": "true"}
@@ -432,7 +432,7 @@ def test_properties_of_a_settlement_are_copied(run):
         whole.connection.post(wire.settle(0, MAIN, Outcome.DEFERRED, (whole.number, 1), (token,), properties))
         properties.clear()
         await whole.until(lambda: ("settled", 1, None) in whole.notes)
-        [_, _, _, _, overlay] = whole.partition.request("peek", MAIN, [0, 1, 1 << 20], 0)
+        [_, _, _, _, overlay] = whole.partition.request(MAIN, requests.Peek(0, 1, 1 << 20), 0)
         assert {"reason": b"\xa1\x01r"} in overlay.values()
 
     run(story)
@@ -454,7 +454,7 @@ def test_what_the_gateway_asked_last_is_done_when_it_has_ended(run):
         whole.send("a", "b")
         whole.connection.send()  # as at the end of its turn
         whole.embedded.finish()
-        assert whole.partition.request("counts", MAIN, [], 0)[MAIN][0] == 2
+        assert whole.partition.request(MAIN, requests.Counts(), 0)[MAIN][0] == 2
         assert whole.notes == []
 
     run(story)

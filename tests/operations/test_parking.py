@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from broker import requests
 from broker.errors import PartitionParked
 from broker.partition.settings import PartitionSettings
 from broker.settings.config import ConfigurationError
@@ -26,10 +27,10 @@ def test_every_command_is_refused(parked: ParkedPartition) -> None:
         "send": lambda: parked.send(QUEUE, [MESSAGE], 0),
         "receive": lambda: parked.open_receiver("x", QUEUE, False, 0),
         "settle": lambda: parked.settle(QUEUE, [bytes(16)], Outcome.ACCEPTED, None, 0),
-        "request": lambda: parked.request("counts", QUEUE, [], 0),
-        "probe": lambda: parked.request("probe", 0, [], 0),
+        "request": lambda: parked.request(QUEUE, requests.Counts(), 0),
+        "probe": lambda: parked.request(0, requests.Probe(), 0),
         "transact": lambda: parked.transact("t", True, [SendOperation(QUEUE, False, [[MESSAGE]])], 0),
-        "request in a transaction": lambda: parked.request_in("t", True, "schedule", QUEUE, [[MESSAGE]], 0),
+        "request in a transaction": lambda: parked.request_in("t", True, QUEUE, requests.Schedule([MESSAGE]), 0),
         "commit": lambda: parked.discharge("t", True, 0),
     }
     for command in commands.values():

@@ -4,6 +4,7 @@ The reckoning is that of `peeklock verify` (`storage.verification`), which count
 entries that are stored. It shares no code with the bookkeeping of the state machine.
 """
 
+from broker import requests
 from broker.partition.partition import Partition
 from storage.records import Counts, decode_counts
 from storage.store import Store, Table
@@ -39,7 +40,7 @@ def assert_counted_rightly(partition: Partition, store: Store, now_ms: int) -> N
     partition.check()
     assert problems(store) == []
     stored = {int.from_bytes(key, "big"): decode_counts(value) for key, value in _Contents(store).items(Table.COUNTS)}
-    said = partition.request("counts", 0, [], now_ms)
+    said = partition.request(0, requests.Counts(), now_ms)
     for queue_id, (available, deferred, scheduled, size_bytes, locked) in said.items():
         counts = stored.get(queue_id, Counts())
         assert (available, deferred, scheduled, size_bytes) == counts[1:]

@@ -5,6 +5,7 @@ from typing import Any, Generic, NamedTuple, cast
 
 from typing_extensions import TypeVar
 
+from broker import requests
 from broker.errors import BrokerError
 from broker.namespace.entities import Description, QueueDescription
 from broker.partition.partition import Partition
@@ -87,7 +88,7 @@ def define(store: Store, entity_id: int, description: Description, partitions: t
 
 def request(partition: Partition, now_ms: int, queue: int, name: str, *args: Any) -> Any:
     """Also to its end, if it takes several turns."""
-    result = partition.request(name, queue, args, now_ms)
+    result = partition.request(queue, requests.RECORDS.made(name, *args), now_ms)
     partition.commit()
     if isinstance(result, Underway):
         while not partition.go_on(result):

@@ -7,6 +7,7 @@ from typing import Any, Generic, cast
 
 from typing_extensions import TypeVar
 
+from broker import requests
 from broker.namespace.entities import Description, QueueDescription, SubscriptionDescription, TopicDescription
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
@@ -144,7 +145,7 @@ class Partitions(Generic[StoreClass]):
 
     def _ask(self, number: int, name: str, *args: Any) -> Any:
         try:
-            return self.partitions[number].request(name, 0, [b"move", *args], self.now_ms)
+            return self.partitions[number].request(0, requests.RECORDS.made(name, b"move", *args), self.now_ms)
         finally:
             self.turn(number)
 
@@ -271,7 +272,7 @@ class Partitions(Generic[StoreClass]):
 
     def peek(self, queue_id: int, at: int | None = None) -> list[Delivery]:
         number = self._partition_of(queue_id) if at is None else at
-        items = self.partitions[number].request("peek", queue_id, [0, 1000, 1 << 30], self.now_ms)
+        items = self.partitions[number].request(queue_id, requests.Peek(0, 1000, 1 << 30), self.now_ms)
         self.partitions[number].commit()
         return deliveries(items)
 
@@ -307,7 +308,7 @@ class Partitions(Generic[StoreClass]):
 
     def counts(self, queue_id: int) -> list[int]:
         number = self._partition_of(queue_id)
-        counts: list[int] = self.partitions[number].request("counts", 0, [queue_id], self.now_ms)[queue_id]
+        counts: list[int] = self.partitions[number].request(0, requests.Counts([queue_id]), self.now_ms)[queue_id]
         return counts
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from broker import requests
 from broker.errors import BrokerError
 from broker.partition.state.idleness import STEPS
 from broker.wire import Outcome, SendOperation
@@ -13,7 +14,7 @@ DAY_MS = 86_400_000
 
 
 def is_there(driver: Driver, queue_id: int = MAIN) -> bool:
-    return bool(driver.partition.request("counts", 0, [queue_id], driver.now_ms))
+    return bool(driver.partition.request(0, requests.Counts([queue_id]), driver.now_ms))
 
 
 def opened(queue: Driver) -> None:
@@ -54,6 +55,6 @@ USES = {
         "t", True, [SendOperation(MAIN, False, [[message("t")]])], queue.now_ms
     ),
     "scheduling in a transaction": lambda queue: queue.partition.request_in(
-        "t", True, "schedule", MAIN, [[message("t", scheduled_ms=queue.now_ms + DAY_MS)]], queue.now_ms
+        "t", True, MAIN, requests.Schedule([message("t", scheduled_ms=queue.now_ms + DAY_MS)]), queue.now_ms
     ),
 }

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from broker import wire
+from broker import requests, wire
 from broker.errors import BrokerError
 from broker.namespace.entities import Description, QueueDescription, SubscriptionDescription, TopicDescription
 from broker.namespace.rule_descriptions import DEFAULT_RULE
@@ -109,7 +109,7 @@ class World:
 
     def ask(self, partition: int, name: str, *args: Any) -> Any:
         try:
-            return self.partitions[partition].request(name, 0, [TOKEN, *args], self.now_ms)
+            return self.partitions[partition].request(0, requests.RECORDS.made(name, TOKEN, *args), self.now_ms)
         finally:
             self.partitions[partition].commit()
 

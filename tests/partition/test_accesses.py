@@ -2,6 +2,7 @@
 
 import pytest
 
+from broker import requests
 from broker.partition.partition import Partition
 from broker.wire import Outcome
 from tests.partition.driver import DEAD, ENTITY, LOCK_MS, MAIN, START_MS, Driver, message
@@ -19,7 +20,7 @@ ACCESSES = {what: use for what, use in USES.items() if what != "a change of its 
 
 def accessed(partition: Partition, now_ms: int, entity_id: int = ENTITY) -> int:
     """Milliseconds after the start of the test."""
-    opened_ms, found = partition.request("accessed", 0, [entity_id], now_ms)
+    opened_ms, found = partition.request(0, requests.Accessed([entity_id]), now_ms)
     assert opened_ms <= now_ms
     return int(found[entity_id]) - START_MS
 
@@ -148,8 +149,8 @@ def test_a_partition_knows_of_no_access_before_it_was_opened():
     queue.send("a")
     queue.wait(MINUTE_MS)
     queue.restart()
-    assert queue.partition.request("accessed", 0, [ENTITY], queue.now_ms) == [queue.now_ms, {ENTITY: 0}]
-    assert queue.partition.request("accessed", 0, [99], queue.now_ms) == [queue.now_ms, {}]
+    assert queue.partition.request(0, requests.Accessed([ENTITY]), queue.now_ms) == [queue.now_ms, {ENTITY: 0}]
+    assert queue.partition.request(0, requests.Accessed([99]), queue.now_ms) == [queue.now_ms, {}]
 
 
 def test_an_entity_that_is_moved_was_accessed_then_at_the_latest():
@@ -161,7 +162,7 @@ def test_an_entity_that_is_moved_was_accessed_then_at_the_latest():
     net.finish_move("moved", 1)
     net.wait(MINUTE_MS)
     assert accessed(net.partitions[1], net.now_ms, moved >> 3) == MINUTE_MS
-    assert net.partitions[0].request("accessed", 0, [moved >> 3], net.now_ms) == [START_MS, {}]
+    assert net.partitions[0].request(0, requests.Accessed([moved >> 3]), net.now_ms) == [START_MS, {}]
     net.send(moved, "a")
     assert accessed(net.partitions[1], net.now_ms, moved >> 3) == 2 * MINUTE_MS
 
@@ -170,5 +171,5 @@ def test_a_deleted_entity_leaves_nothing():
     queue = Driver()
     queue.send("a")
     queue.partition.delete_entity(ENTITY, queue.now_ms)
-    assert queue.partition.request("accessed", 0, [ENTITY], queue.now_ms) == [START_MS, {}]
+    assert queue.partition.request(0, requests.Accessed([ENTITY]), queue.now_ms) == [START_MS, {}]
     assert MAIN not in queue.partition._core.queues

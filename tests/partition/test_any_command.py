@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker import wire
+from broker import requests, wire
 from broker.errors import BrokerError
 from broker.gateway.links.outcomes import transactional_outcome
 from broker.gateway.namespace import Entity
@@ -283,7 +283,7 @@ class World:
         self.start()
         for entity_id in (11, 12):
             rule = {"name": "$Default", "filter": {"kind": "true"}, "action": None}
-            self.partition.request("add-rule", queue_id_of(entity_id), [rule], self.now_ms)
+            self.partition.request(queue_id_of(entity_id), requests.AddRule(rule), self.now_ms)
         body = encode(Described(0x75, b"x"))
         in_session = encode(Described(0x73, [None] * 10 + ["a"])) + body
         in_future = {Symbol(KEYS[0]): Timestamp(START_MS + 60_000)}
@@ -348,18 +348,17 @@ class World:
         return begins
 
     def request(self, name: str, queue_id: int, arguments: list[Any], transaction: str | None = None) -> Any:
-        at = wire.RECEIVER_AT.get(name)
-        if at is not None and at < len(arguments):
-            arguments[at] = queue_id if arguments[at] else None
-        if transaction is None or name not in ("schedule", "settle"):
-            result = self.partition.request(name, queue_id, arguments, self.now_ms)
+        asked: Any = requests.parsed(name, arguments)
+        if isinstance(asked, requests.WITH_RECEIVER) and asked.receiver != requests.ANYONE:
+            asked = asked._replace(receiver=queue_id if asked.receiver else None)
+        if transaction is None or not isinstance(asked, requests.Schedule | requests.Settle):
+            result = self.partition.request(queue_id, asked, self.now_ms)
             if isinstance(result, Underway):
                 while not self.partition.go_on(result):
                     self.partition.commit()
                 return result.result
             return result
-        begins = self.begins(transaction)
-        return self.partition.request_in(transaction, begins, name, queue_id, arguments, self.now_ms)
+        return self.partition.request_in(transaction, self.begins(transaction), queue_id, asked, self.now_ms)
 
     def ask(self, entity_id: int, part: Part, operation: str, body: Any, transaction: str | None) -> bytes | None:
         """A management request, as the gateway reads and answers it; None if no partition answers it."""

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker import requests
 from broker.errors import BrokerError, EntityDisabled, EntityNotFound, InvalidArgument, NotAllowed
 from broker.partition.messages.browsing import BROWSE_STEP
 from broker.partition.settings import PartitionSettings
@@ -231,4 +232,4 @@ def test_a_browser_is_told_when_nobody_can_receive_any_more(end, error):
 def test_a_fragment_begins_with_its_first_number():
     net = Partitions(2)
     queue = net.queue("spread", 1)
-    assert net.partitions[1].request("browse", queue, [0, 1, MUCH, None], net.now_ms)[2]
+    assert net.partitions[1].request(queue, requests.Browse(0, 1, MUCH, None), net.now_ms)[2]

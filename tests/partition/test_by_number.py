@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from broker import requests
 from broker.errors import (
     EntityDisabled,
     LockLost,
@@ -323,9 +324,9 @@ def test_while_another_partition_may_have_taken_it_over():
     net.lose(0, 1)
     net.queue("source", 0)
     with pytest.raises(ServerBusy):
-        net.partitions[0].request("receive-deferred", source, [[1], False, True], net.now_ms)
+        net.partitions[0].request(source, requests.ReceiveDeferred([1], False, True), net.now_ms)
     with pytest.raises(MessageNotFound):
-        net.partitions[0].request("receive-deferred", source, [[1], False], net.now_ms)
+        net.partitions[0].request(source, requests.ReceiveDeferred([1], False), net.now_ms)
 
 
 def test_a_message_on_its_way_to_another_partition_is_locked():
@@ -334,7 +335,7 @@ def test_a_message_on_its_way_to_another_partition_is_locked():
     net.send(source, "a")
     net.queue("source", 0)
     with pytest.raises(MessageNotFound):
-        net.partitions[0].request("receive-deferred", source, [[1], False, True], net.now_ms)
+        net.partitions[0].request(source, requests.ReceiveDeferred([1], False, True), net.now_ms)
 
 
 def test_from_a_transfer_queue_nothing_is_received(queue):

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from broker import requests
 from broker.partition.settings import PartitionSettings
 from broker.wire import ENTRY, Outcome, SendOperation, SettleOperation
 from protocol.codec import Long, encode
@@ -328,8 +329,8 @@ def a_transaction(queue: Driver) -> Scenario:
         for each, outcome in zip((a, b, c, d), Outcome, strict=False)
     ]
     assert partition.transact("t", True, [sends, *settles], now_ms) == [None] * 5
-    partition.request_in("t", False, "schedule", MAIN, [[message("i", scheduled_ms=now_ms + 50)]], now_ms)
-    partition.request_in("t", False, "settle", MAIN, [[e.token], Outcome.ACCEPTED, None], now_ms)
+    partition.request_in("t", False, MAIN, requests.Schedule([message("i", scheduled_ms=now_ms + 50)]), now_ms)
+    partition.request_in("t", False, MAIN, requests.Settle([e.token], Outcome.ACCEPTED, None), now_ms)
     assert not partition.commit()
     partition.discharge("t", True, now_ms)
     partition.commit()
@@ -344,7 +345,7 @@ def a_transaction_with_large_messages(queue: Driver) -> Scenario:
         for given in ({}, {"ttl_ms": 50}, {"scheduled_ms": now_ms + 50}):
             partition.transact(key, True, [SendOperation(MAIN, False, [[message(large, **given)]])], now_ms)
             partition.commit()
-        partition.request_in(key, False, "schedule", MAIN, [[message(large, scheduled_ms=now_ms + 60)]], now_ms)
+        partition.request_in(key, False, MAIN, requests.Schedule([message(large, scheduled_ms=now_ms + 60)]), now_ms)
         partition.commit()
     for key in "tu":
         partition.discharge(key, key == "t", now_ms)
@@ -409,7 +410,7 @@ def several_queues_in_one_turn(queue: Driver) -> Scenario:
     partition.settle(MAIN, [a.token], Outcome.ACCEPTED, None, now_ms)
     partition.settle(MAIN, [b.token], Outcome.DEAD_LETTERED, None, now_ms)
     partition.settle(MAIN, [c.token], Outcome.ABANDONED, None, now_ms)
-    partition.request("probe", 0, [], now_ms)
+    partition.request(0, requests.Probe(), now_ms)
     queue.open("d", DEAD)
     queue.grant(1, "d")
     queue.settle(Outcome.DEFERRED, *queue.pump()["d"], queue=DEAD)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from broker import requests
 from broker.errors import InvalidArgument, LockLost, MessageNotFound, NotAllowed, OutOfRange, TransactionRollback
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome, SettleOperation
@@ -418,7 +419,9 @@ def test_in_a_transaction_the_delay_begins_with_its_commit(queue):
 def test_a_transaction_that_is_rolled_back_delays_nothing(queue):
     queue.send("a")
     delivery = queue.receive_one()
-    queue.partition.request_in("t", True, "settle", MAIN, [[delivery.token], Outcome.ABANDONED, after(1000)], START_MS)
+    queue.partition.request_in(
+        "t", True, MAIN, requests.Settle([delivery.token], Outcome.ABANDONED, after(1000)), START_MS
+    )
     queue.partition.discharge("t", False, queue.now_ms)
     assert queue.held() == [1, 0, 0, 1]
     assert queue.settle(Outcome.ACCEPTED, delivery) == [None]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from broker import requests
 from broker.errors import BrokerError
 from broker.partition.settings import PartitionSettings
 from broker.wire import Operation, Outcome, SendOperation, SettleOperation
@@ -112,7 +113,7 @@ def tokens(driver: Driver, queue_id: int = MAIN) -> list[bytes]:
 
 
 def request(name: str, *args: Any, queue_id: int = MAIN) -> Callable[[Driver], Any]:
-    return lambda driver: driver.partition.request(name, queue_id, list(args), driver.now_ms)
+    return lambda driver: driver.partition.request(queue_id, requests.RECORDS.made(name, *args), driver.now_ms)
 
 
 def settle(outcome: Outcome, properties: Any = None) -> Callable[[Driver], Any]:
@@ -132,7 +133,7 @@ def open_session(session: str | None) -> Callable[[Driver], Any]:
 
 
 def schedule_in(driver: Driver) -> None:
-    driver.partition.request_in("t", True, "schedule", MAIN, [[message("t", scheduled_ms=1)]], driver.now_ms)
+    driver.partition.request_in("t", True, MAIN, requests.Schedule([message("t", scheduled_ms=1)]), driver.now_ms)
 
 
 def send(driver: Driver) -> None:

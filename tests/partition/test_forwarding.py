@@ -2,6 +2,7 @@
 
 import pytest
 
+from broker import requests
 from broker.errors import NotAllowed
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
@@ -251,7 +252,7 @@ def test_an_entity_that_forwards_has_no_receivers(net, part, field):
     with pytest.raises(NotAllowed, match="auto-forwarding enabled: 'a' forwards to 'b'"):
         net.receive(a | part)
     with pytest.raises(NotAllowed, match="auto-forwarding"):
-        net.partitions[HERE].request("receive-deferred", a | part, [[1], False], net.now_ms)
+        net.partitions[HERE].request(a | part, requests.ReceiveDeferred([1], False), net.now_ms)
     assert net.receive(a | 1 - part) == []
 
 
@@ -607,7 +608,7 @@ def test_purging_an_entity_that_forwards_leaves_messages_under_way(net):
     a, b = chain(net, HERE, THERE)
     net.send(a, "1", "2")
     net.send(a, "3")
-    assert net.partitions[HERE].request("purge", a, [], net.now_ms) == 1
+    assert net.partitions[HERE].request(a, requests.Purge(), net.now_ms) == 1
     net.turn(HERE)
     assert net.counts(a)[4] == 2
     net.run()

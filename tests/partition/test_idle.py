@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker import requests
 from broker.errors import EntityNotFound, TransactionRollback
 from broker.partition.due import DUE_PER_TURN
 from broker.partition.state.idleness import STEPS
@@ -86,7 +87,7 @@ def test_work_of_the_broker_itself_is_no_use(queue):
     queue.open()
     queue.send("a", message("b", ttl_ms=100_000))
     queue.receive(1)
-    queue.partition.request("counts", 0, [], queue.now_ms)
+    queue.partition.request(0, requests.Counts(), queue.now_ms)
     assert_goes_after(queue, INTERVAL_MS)
 
 
@@ -139,7 +140,7 @@ def test_a_receiver_that_loses_its_session_used_it_until_then():
 def test_a_scheduled_message_keeps_it_until_it_is_available(queue):
     queue.send(message("later", scheduled_ms=queue.now_ms + DAY_MS))
     queue.wait(DAY_MS)
-    assert queue.partition.request("counts", 0, [MAIN], queue.now_ms)[MAIN][:3] == [1, 0, 0]
+    assert queue.partition.request(0, requests.Counts([MAIN]), queue.now_ms)[MAIN][:3] == [1, 0, 0]
     assert_goes_after(queue, INTERVAL_MS)
 
 
@@ -263,7 +264,7 @@ def test_a_message_forwarded_to_an_entity_is_a_use(partition):
     assert net.counts(target)[0] == 8
     for _ in range(2):
         net.wait(STEP_MS)
-    assert not net.partitions[partition].request("counts", 0, [target], net.now_ms)
+    assert not net.partitions[partition].request(0, requests.Counts([target]), net.now_ms)
 
 
 def test_messages_sent_through_an_entity_keep_it_until_they_arrive():
@@ -280,7 +281,7 @@ def test_messages_sent_through_an_entity_keep_it_until_they_arrive():
     assert net.counts(through)[0] == 0
     for _ in range(2):
         net.wait(STEP_MS)
-    assert not net.partitions[0].request("counts", 0, [through], net.now_ms)
+    assert not net.partitions[0].request(0, requests.Counts([through]), net.now_ms)
 
 
 @pytest.mark.parametrize("partition", [0, 1])
@@ -299,10 +300,10 @@ def test_a_message_that_goes_on_is_a_use_of_what_it_leaves(kind, partition):
         net.run()
         for _ in range(9):
             net.wait(STEP_MS)
-    assert net.partitions[0].request("counts", 0, [source], net.now_ms)
+    assert net.partitions[0].request(0, requests.Counts([source]), net.now_ms)
     for _ in range(2):
         net.wait(STEP_MS)
-    assert not net.partitions[0].request("counts", 0, [source], net.now_ms)
+    assert not net.partitions[0].request(0, requests.Counts([source]), net.now_ms)
 
 
 def test_an_entity_whose_messages_wait_to_go_on_is_in_use():
@@ -316,7 +317,7 @@ def test_an_entity_whose_messages_wait_to_go_on_is_in_use():
     assert net.bodies(target) == ["m"]
     for _ in range(STEPS + 1):
         net.wait(STEP_MS)
-    assert not net.partitions[0].request("counts", 0, [source], net.now_ms)
+    assert not net.partitions[0].request(0, requests.Counts([source]), net.now_ms)
 
 
 # -- changes

@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import pytest
 
+from broker import requests
 from broker.errors import BrokerError, EntityNotFound, ServerBusy
 from broker.namespace.entities import TopicDescription
 from storage.records import idle_key
@@ -306,7 +307,7 @@ def test_a_message_forwarded_to_one_that_has_agreed_waits(at):
                 while connection.answers:
                     net.answer(start, connection)
         net.wait(100)
-        waiting = fragment_of_key.request("counts", 0, [target], net.now_ms)[target][0]
+        waiting = fragment_of_key.request(0, requests.Counts([target]), net.now_ms)[target][0]
     assert waiting == 0
     fragment_of_key.keep(target >> 3, net.now_ms)
     net.run()

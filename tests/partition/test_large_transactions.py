@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from broker import requests
 from broker.errors import QuotaExceeded, TransactionRollback
 from broker.partition.settings import PartitionSettings
 from broker.wire import TRANSACTION_TIME_OUT_MS, SendOperation
@@ -71,7 +72,9 @@ def test_scheduled_messages_wait_for_their_time(late_ms):
     queue = Driver(settings=PartitionSettings(commit_bytes=0))
     at_ms = START_MS + 50
     send_in(queue, message(LARGE, scheduled_ms=at_ms, ttl_ms=1000))
-    numbers = queue.partition.request_in("t", False, "schedule", MAIN, [[message(LARGE, scheduled_ms=at_ms)]], START_MS)
+    numbers = queue.partition.request_in(
+        "t", False, MAIN, requests.Schedule([message(LARGE, scheduled_ms=at_ms)]), START_MS
+    )
     queue.partition.commit()
     assert numbers == [1]
     queue.now_ms += late_ms
@@ -88,7 +91,7 @@ def test_scheduled_messages_wait_for_their_time(late_ms):
 def test_one_that_is_cancelled_leaves_nothing():
     queue = Driver(settings=PartitionSettings(commit_bytes=0))
     later = [message(LARGE, scheduled_ms=START_MS + 50)]
-    numbers = queue.partition.request_in("t", True, "schedule", MAIN, [later], START_MS)
+    numbers = queue.partition.request_in("t", True, MAIN, requests.Schedule(later), START_MS)
     discharge(queue)
     queue.request("cancel-scheduled", numbers)
     assert stored(queue) == (0, 0)

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from broker import requests
 from broker.errors import (
     BrokerError,
     EntityDisabled,
@@ -648,7 +649,9 @@ class PartitionModel(RuleBasedStateMachine):
 
     def request_in(self, name, *args) -> Any:
         """Its result. Raises BrokerError."""
-        return self.driver.partition.request_in(*self.in_transaction(), name, args[0], args[1:], self.now_ms)
+        queue, *arguments = args
+        asked: Any = requests.RECORDS.made(name, *arguments)
+        return self.driver.partition.request_in(*self.in_transaction(), queue, asked, self.now_ms)
 
     @rule(ttl_ms=TTLS, wait=st.sampled_from([0, 0, 30]), message_id=IDS)
     def send_in_transaction(self, ttl_ms, wait, message_id):

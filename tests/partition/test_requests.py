@@ -2,6 +2,7 @@
 
 import pytest
 
+from broker import requests
 from broker.errors import (
     EntityDisabled,
     EntityNotFound,
@@ -189,7 +190,7 @@ def test_counts_of_all_queues_and_of_some(full):
 
 
 def test_the_probe_writes_and_reads(queue):
-    assert queue.partition.request("probe", 0, [], queue.now_ms) is None
+    assert queue.partition.request(0, requests.Probe(), queue.now_ms) is None
     assert queue.store.dirty
     assert queue.partition.commit()
     assert not queue.partition.commit()
@@ -197,7 +198,7 @@ def test_the_probe_writes_and_reads(queue):
 
 def test_unknown_requests_and_queues(queue):
     with pytest.raises(NotImplementedByBroker):
-        queue.request("dance")
+        requests.parsed("dance", [])
     with pytest.raises(EntityNotFound):
         queue.request("peek", 0, 1, 100, queue=99 << 3)
 

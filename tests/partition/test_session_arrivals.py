@@ -2,6 +2,7 @@
 
 import pytest
 
+from broker import requests
 from broker.errors import NotAllowed, QuotaExceeded
 from broker.wire import Extra, Outcome
 from protocol.codec import encode
@@ -313,7 +314,7 @@ def test_a_message_without_session_leaves_no_id_for_later_ones():
     source = net.queue("source", HERE, forward_to="target")
     net.send(source, identified("none", "1"), identified("some", "2", "a"))
     later = [identified(f"later {message_id}", message_id, "a", net.now_ms + 500) for message_id in "123"]
-    assert net.partitions[HERE].request("schedule", target, [later], net.now_ms) == [2, 1, 3]
+    assert net.partitions[HERE].request(target, requests.Schedule(later), net.now_ms) == [2, 1, 3]
 
 
 @pytest.mark.parametrize("home", [HERE, THERE])

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
+from broker import requests
 from broker.errors import (
     BrokerError,
     EntityDisabled,
@@ -497,7 +498,7 @@ class SessionQueue(SessionModel):
         def call(name, begins):
             incoming = [sent.incoming() for sent in batch]
             with suppress(QuotaExceeded):
-                found = self.driver.partition.request_in(name, begins, "schedule", queue, [incoming], self.now_ms)
+                found = self.driver.partition.request_in(name, begins, queue, requests.Schedule(incoming), self.now_ms)
                 numbers.extend(found)
 
         if transaction := self.transact(key, call):
@@ -536,7 +537,7 @@ class SessionQueue(SessionModel):
         def by_name(name, begins):
             args = [tokens, outcome, properties, *([asker] if asker else [])]
             with pytest.raises(refused) if refused else nullcontext():
-                self.driver.partition.request_in(name, begins, "settle", queue, args, self.now_ms)
+                self.driver.partition.request_in(name, begins, queue, requests.Settle(*args), self.now_ms)
 
         def by_link(name, begins):
             operation = SettleOperation(queue, quiet, tokens, outcome, properties, asker)
@@ -566,7 +567,7 @@ class SessionQueue(SessionModel):
         def call(transaction, begins):
             with self.held(name, session):
                 partition = self.driver.partition
-                partition.request_in(transaction, begins, "set-session-state", MAIN, args, self.now_ms)
+                partition.request_in(transaction, begins, MAIN, requests.SetSessionState(*args), self.now_ms)
                 done.append(True)
 
         if (transaction := self.transact(key, call)) and done:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from broker import requests
 from broker.errors import LockLost, SessionCannotBeLocked, SessionLockLost, SessionTakenOver
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
@@ -182,7 +183,9 @@ def test_a_transaction_of_the_other_one_goes_on(queue):
     accept(queue, "old")
     held = queue.receive(2, "old")
     transaction = b"t" * 16
-    queue.partition.request_in(transaction, True, "settle", MAIN, [[held[0].token], 0, None, "old"], queue.now_ms)
+    queue.partition.request_in(transaction, True, MAIN, requests.Settle([held[0].token], 0, None, "old"), queue.now_ms)
     take_over(queue)
     with pytest.raises(SessionLockLost):
-        queue.partition.request_in(transaction, False, "settle", MAIN, [[held[1].token], 0, None, "old"], queue.now_ms)
+        queue.partition.request_in(
+            transaction, False, MAIN, requests.Settle([held[1].token], 0, None, "old"), queue.now_ms
+        )

@@ -2,6 +2,7 @@
 
 import pytest
 
+from broker import requests
 from broker.errors import (
     EntityDisabled,
     EntityNotFound,
@@ -985,4 +986,6 @@ def test_in_a_transaction_a_lost_session_lock_has_its_name_too(queue):
         "SessionLockLost"
     ]
     with pytest.raises(SessionLockLost):
-        queue.partition.request_in("t", False, "settle", MAIN, [[one.token], Outcome.ACCEPTED, None, "r"], queue.now_ms)
+        queue.partition.request_in(
+            "t", False, MAIN, requests.Settle([one.token], Outcome.ACCEPTED, None, "r"), queue.now_ms
+        )

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker import requests
 from broker.partition.state.stored_marks import MARKS_PREFIX, SENDERS_MAX, StoredMarks
 from broker.wire import ITEMS_AT_ONCE, Op
 from storage.memory import MemoryStore
@@ -29,7 +30,7 @@ def stored(queue: Driver) -> list[int]:
     """After a restart."""
     queue.partition.commit()
     queue.restart()
-    found: list[int] = queue.partition.request("stored", 0, [SENDER], queue.now_ms)
+    found: list[int] = queue.partition.request(0, requests.Stored(SENDER), queue.now_ms)
     return found
 
 
@@ -76,7 +77,7 @@ def test_the_mark_of_a_command_that_did_not_come_is_nobodys(queue: Driver) -> No
 
 
 def test_nothing_is_known_of_a_sender_that_has_sent_nothing(queue: Driver) -> None:
-    assert queue.partition.request("stored", 0, [b"another"], queue.now_ms) == []
+    assert queue.partition.request(0, requests.Stored(b"another"), queue.now_ms) == []
 
 
 def test_sends_without_marks_write_nothing(queue: Driver) -> None:

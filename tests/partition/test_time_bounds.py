@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from broker import requests
 from broker.namespace.entities import SubscriptionDescription, TopicDescription
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
@@ -84,7 +85,7 @@ def ask(driver: Driver, way: str, queue: int, *messages: list) -> None:
     if way == "sent in a transaction":
         driver.partition.transact(T, True, [SendOperation(queue, False, [list(messages)])], driver.now_ms)
     else:
-        driver.partition.request_in(T, True, "schedule", queue, [list(messages)], driver.now_ms)
+        driver.partition.request_in(T, True, queue, requests.Schedule(list(messages)), driver.now_ms)
     driver.partition.discharge(T, True, driver.now_ms)
     driver.partition.commit()
 
@@ -169,7 +170,7 @@ def test_a_store_with_timers_before_1970_opens_and_their_messages_are_there(tmp_
         partition = Partition(5, store, now_ms=now_ms, incarnation=bytes(6), settings=PartitionSettings())
 
         def held(queue: int) -> list[int]:
-            counts = partition.request("counts", 0, [queue], now_ms)[queue]
+            counts = partition.request(0, requests.Counts([queue]), now_ms)[queue]
             return [counts[0], counts[2]]
 
         for now_ms, available in ((START_MS, 2), (START_MS + 1000, 3), (START_MS + 5000, 2)):
@@ -180,7 +181,7 @@ def test_a_store_with_timers_before_1970_opens_and_their_messages_are_there(tmp_
             assert held(queue_id)[1] == (1 if now_ms == START_MS else 0)
             due_ms = partition.next_timer_ms()
             assert due_ms is None or due_ms > now_ms
-        found = deliveries(partition.request("peek", at, [0, 10, 1 << 20], now_ms))
+        found = deliveries(partition.request(at, requests.Peek(0, 10, 1 << 20), now_ms))
         assert [each.overlay[Field.ENQUEUE_SEQUENCE_NUMBER] for each in found] == [1, 3]
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from broker import requests
 from broker.partition.settings import PartitionSettings
 from broker.wire import Extra, Operation, Outcome, SendOperation, SettleOperation
 from protocol.codec import Long, decode_exactly, encode
@@ -274,7 +275,7 @@ class TopicModel(RuleBasedStateMachine):
             SendOperation(TOPIC, False, [[each.made for each in batch]]),
         ]
         partition.transact("t", True, work, self.now_ms)
-        numbers = partition.request_in("t", False, "schedule", TOPIC, [[each.made for each in later]], self.now_ms)
+        numbers = partition.request_in("t", False, TOPIC, requests.Schedule([each.made for each in later]), self.now_ms)
         assert numbers == [*range(self.next_number, self.next_number + len(later))]
         self.next_number += len(later)
         partition.discharge("t", commit, self.now_ms)
@@ -438,7 +439,7 @@ class TopicModel(RuleBasedStateMachine):
         if uncommitted:
             self.driver.partition.send(TOPIC, [event("lost", color="red", n=1)], self.now_ms)
             for queue_id in self.subscriptions:
-                self.driver.partition.request("purge", queue_id, [], self.now_ms)
+                self.driver.partition.request(queue_id, requests.Purge(), self.now_ms)
             self.driver.partition.advance(self.now_ms)
             self.driver.store.abort()
         self.driver.restart()

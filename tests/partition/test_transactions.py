@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from broker import requests
 from broker.errors import (
     BrokerError,
     EntityNotFound,
@@ -51,7 +52,7 @@ class TransactionDriver(Driver):
         return result
 
     def ask_in(self, name: str, *args: Any, queue: int = MAIN, key: str = T) -> Any:
-        result = self.partition.request_in(key, self.begins, name, queue, args, self.now_ms)
+        result = self.partition.request_in(key, self.begins, queue, requests.RECORDS.made(name, *args), self.now_ms)
         self.partition.commit()
         return result
 
@@ -368,7 +369,7 @@ def test_a_duplicate_among_scheduled_messages_does_not_change_the_numbers_of_the
     again = message("again", scheduled_ms=at_ms, message_id=encode("1"))
     ping = message("", ping=True)
     driver.send(known, queue=queue_id)
-    numbers = driver.partition.request_in(T, True, "schedule", queue_id, [[again, ping, *later]], driver.now_ms)
+    numbers = driver.partition.request_in(T, True, queue_id, requests.Schedule([again, ping, *later]), driver.now_ms)
     driver.partition.discharge(T, True, driver.now_ms)
     driver.partition.commit()
     driver.request("cancel-scheduled", [numbers[2]], queue=queue_id)
@@ -484,7 +485,7 @@ def test_what_one_transaction_cancels_is_bounded_but_for_a_single_message():
 def test_messages_of_a_topic_are_cancelled_in_one():
     topic = TopicDriver(A)
     [number] = topic.request("schedule", later(topic, "a"), queue=TOPIC)
-    topic.partition.request_in(T, True, "cancel-scheduled", TOPIC, [[number]], topic.now_ms)
+    topic.partition.request_in(T, True, TOPIC, requests.CancelScheduled([number]), topic.now_ms)
     topic.partition.discharge(T, True, topic.now_ms)
     topic.partition.commit()
     topic.wait(1000)
@@ -500,7 +501,7 @@ class Sessions(SessionDriver):
         assert self.accept("r", "s") == "s"
 
     def set_in(self, state: bytes | None, receiver: str = "r", session: str = "s") -> None:
-        self.partition.request_in(T, True, "set-session-state", MAIN, [receiver, session, state], self.now_ms)
+        self.partition.request_in(T, True, MAIN, requests.SetSessionState(receiver, session, state), self.now_ms)
         self.partition.commit()
 
     def end(self, commit: bool = True) -> None:
@@ -577,15 +578,10 @@ def test_the_states_that_one_transaction_sets_are_bounded_but_for_a_single_one()
     assert queue.state() == b"x" * 2000
 
 
-def test_a_renewal_is_no_part_of_one(queue):
-    for name in ("renew-locks", "renew-session-lock"):
+def test_other_requests_are_no_part_of_one():
+    for name in requests.RECORDS.classes.keys() - {"schedule", "settle", "cancel-scheduled", "set-session-state"}:
         with pytest.raises(NotAllowed):
-            queue.ask_in(name, [])
-
-
-def test_other_requests_are_no_part_of_one(queue):
-    with pytest.raises(NotAllowed):
-        queue.ask_in("purge")
+            requests.parsed_in_transaction(name, [])
 
 
 def test_duplicates_are_found_at_the_commit(queue):
@@ -607,7 +603,7 @@ def test_a_topic_and_a_subscription_on_its_partition_take_part_together():
     settles = SettleOperation(A, False, [received.token], Outcome.ACCEPTED, None)
     assert topic.partition.transact(T, True, [sends, settles], topic.now_ms) == [None, None]
     later = message("c", scheduled_ms=topic.now_ms + 5)
-    assert topic.partition.request_in(T, False, "schedule", TOPIC, [[later]], topic.now_ms) == [2]
+    assert topic.partition.request_in(T, False, TOPIC, requests.Schedule([later]), topic.now_ms) == [2]
     assert topic.bodies(A) == ["a"]
     topic.partition.discharge(T, True, topic.now_ms)
     topic.partition.commit()
@@ -650,7 +646,7 @@ def test_the_open_transactions_of_one_connection_leave_room_for_those_of_others(
     assert "connection" in text
     assert send("c", "modest", 40) is None
     with pytest.raises(QuotaExceeded, match="connection"):
-        queue.partition.request_in("a", False, "schedule", MAIN, [[message(bytes(20))]], queue.now_ms, "greedy")
+        queue.partition.request_in("a", False, MAIN, requests.Schedule([message(bytes(20))]), queue.now_ms, "greedy")
     queue.discharge(key="a")
     assert send("b", "greedy", 40) is None  # there is room again
     queue.discharge(commit=False, key="b")

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from broker import requests
 from broker.errors import EntityNotFound, NotAllowed, QuotaExceeded, TransactionRollback
 from broker.partition.sessions.membership import SESSION_ID_IS_NULL
 from broker.partition.settings import PartitionSettings
@@ -297,7 +298,7 @@ def test_sessions_are_those_of_the_destination(net, home):
     a, b = net.queue("a", HERE), net.queue("b", home, requires_session=True)
     send(net, a, "b", event("1", system={10: "s"}), event("2"))
     net.run()
-    assert net.partitions[home].request("get-message-sessions", b, [None, 0, 10], net.now_ms) == ["s"]
+    assert net.partitions[home].request(b, requests.GetMessageSessions(None, 0, 10), net.now_ms) == ["s"]
     assert net.peek(dead_letter(b)) == []
     [refused] = net.peek(transfer_dead_letter(a))
     assert (text(refused.body), refused.properties[REASON]) == ("2", SESSION_ID_IS_NULL)
@@ -490,9 +491,10 @@ def test_nobody_receives_from_a_transfer_queue_or_touches_what_is_in_it(net):
     send(net, a, "b", "1")
     with pytest.raises(EntityNotFound):
         net.receive(transfer(a))
-    for name in ("purge", "receive-deferred", "delete-batch"):
+    asked = (requests.Purge(), requests.ReceiveDeferred([1], False), requests.DeleteBatch(1, net.now_ms))
+    for each in asked:
         with pytest.raises(NotAllowed):
-            net.partitions[HERE].request(name, transfer(a), [], net.now_ms)
+            net.partitions[HERE].request(transfer(a), each, net.now_ms)
     assert net.counts(transfer(a))[::4] == [1, 1]
 
 

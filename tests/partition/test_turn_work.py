@@ -1,16 +1,14 @@
 """No turn does much work at once, whatever one client asks for: records and bytes are counted, turn by turn."""
 
-import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from broker import wire
+from broker import requests, wire
 from broker.catalog.changing import Limits
 from broker.errors import OutOfRange, QuotaExceeded
 from broker.namespace.entities import SubscriptionDescription
-from broker.partition import requests
 from broker.partition.settings import PartitionSettings
 from broker.partition.state.stored_rules import default_rule
 from broker.partition.state.timers import Due
@@ -832,10 +830,7 @@ ELSEWHERE = (
 
 def test_each_operation_of_the_protocol_has_a_row():
     counted = [*ELSEWHERE, *(operation for operations, _, _ in ROWS for operation in operations)]
-    of_transactions = {"transact", "transact-request", "discharge"}
-    names = {*requests._OF_QUEUE, *requests._OF_PARTITION, "metrics", "change-catalog"} | of_transactions
-    assert set(re.findall(r"^    ([a-z]+(?:-[a-z]+)*)(?: {2,}|$)", wire.__doc__ or "", re.MULTILINE)) == names
-    assert {each for each in counted if isinstance(each, str)} == names
+    assert {each for each in counted if isinstance(each, str)} == set(requests.RECORDS.classes)
     assert {each for each in counted if isinstance(each, Op)} == set(Op) - ANSWERS
     assert {each for each in counted if isinstance(each, Due)} == set(Due)
 
@@ -895,7 +890,7 @@ def test_a_transaction_settles_so_many_messages():
     ]
     with pytest.raises(QuotaExceeded):
         driver.partition.request_in(
-            "t", False, "settle", MAIN, [tokens[4:], Outcome.ACCEPTED, None], driver.now_ms, "c"
+            "t", False, MAIN, requests.Settle(tokens[4:], Outcome.ACCEPTED, None), driver.now_ms, "c"
         )
     driver.partition.discharge("t", True, driver.now_ms)
     assert driver.held() == [2, 0, 0, 2]

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from broker import requests
 from broker.errors import BrokerError
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
@@ -33,7 +34,7 @@ def entries(store: Store, queue_id: int) -> list[tuple[Place, int]]:
 def assert_counted(partition, store: Store, *queue_ids: int) -> None:
     partition.check()
     for queue_id in queue_ids:
-        counts = partition.request("counts", 0, [queue_id], START_MS)[queue_id]
+        counts = partition.request(0, requests.Counts([queue_id]), START_MS)[queue_id]
         places = [place for place, _ in entries(store, queue_id)]
         assert counts[:3] == [places.count(place) for place in Place]
 

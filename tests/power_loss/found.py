@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from broker import requests
 from broker.catalog.catalog import home_partition
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
@@ -120,7 +121,7 @@ def look(settings: Settings, ids: list[str]) -> Found:
         for store in opened.stores.values():
             _read(store, marks, found)
         for number, partition in opened.partitions.items():
-            partition.request("probe", PROBE, [], _now_ms())
+            partition.request(PROBE, requests.Probe(), _now_ms())
             partition.commit()
             if home_partition(IDS, settings.partitions) == number:
                 _send_again(partition, opened.stores[number], ids, found)

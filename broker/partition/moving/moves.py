@@ -12,6 +12,7 @@ the requests of the gateway, which name the move by its token, and what follows 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from broker import requests
 from broker.errors import EntityMoving, InvalidArgument, ServerBusy
 from broker.partition import disposal
 from broker.partition.moving import arrival, residence
@@ -70,22 +71,22 @@ def with_subscriptions(core: Core, entity_id: int) -> list[int]:
 # -- requests
 
 
-def arrive(core: Core, args: Sequence[Any], now_ms: int) -> None:
+def arrive(core: Core, asked: requests.Arrive, now_ms: int) -> None:
     """Make ready for the entity's rows. Raises ServerBusy, InvalidArgument."""
-    token, entity_id = args
+    token, entity_id = asked
     _require_known(core, entity_id)
     arrival.begin(core, token, with_subscriptions(core, entity_id))
 
 
-def store(core: Core, args: Sequence[Any], now_ms: int) -> None:
+def store(core: Core, asked: requests.StoreRows, now_ms: int) -> None:
     """Store rows of the other side. Raises InvalidArgument, QuotaExceeded."""
-    token, rows = args
+    token, rows = asked
     arrival.store(core, token, rows)
 
 
-def depart(core: Core, args: Sequence[Any], now_ms: int) -> None:
+def depart(core: Core, asked: requests.Depart, now_ms: int) -> None:
     """Begin to read the entity's rows. Raises EntityMoving, InvalidArgument."""
-    token, entity_id = args
+    token, entity_id = asked
     _require_known(core, entity_id)
     if not core.entities.lives_here(entity_id):
         raise EntityMoving(error_texts.SERVER_BUSY)
@@ -94,18 +95,18 @@ def depart(core: Core, args: Sequence[Any], now_ms: int) -> None:
     _note(core)
 
 
-def rows(core: Core, args: Sequence[Any], now_ms: int) -> list[Any]:
+def rows(core: Core, asked: requests.Rows, now_ms: int) -> list[Any]:
     """The next rows; True if all were read once; and the number of those that have changed since."""
-    token, entity_id, limit_bytes, limit = args
+    token, entity_id, limit_bytes, limit = asked
     departure = _departure(core, token, entity_id)
     core.changing()
     found: list[Row] = departure.rows(min(limit_bytes, core.settings.request_bytes), min(limit, core.step()))
     return [found, departure.is_read, departure.noted]
 
 
-def hold(core: Core, args: Sequence[Any], now_ms: int) -> list[int]:
+def hold(core: Core, asked: requests.Hold, now_ms: int) -> list[int]:
     """Hand out and forward nothing more. Returns the numbers of locks, and of batches on their way elsewhere."""
-    token, entity_id = args
+    token, entity_id = asked
     departure = _departure(core, token, entity_id)
     core.changing()
     core.entities.quiet.update(departure.entity_ids)
@@ -124,12 +125,12 @@ def _count_awaited(core: Core, entity_ids: Sequence[int]) -> int:
     return len(queues)
 
 
-def freeze(core: Core, args: Sequence[Any], now_ms: int) -> None:
+def freeze(core: Core, asked: requests.Freeze, now_ms: int) -> None:
     """From the next commit on the entity refuses all uses, and its rows do not change. Its locks end.
 
     Raises ServerBusy while messages are on their way to other partitions.
     """
-    token, entity_id = args
+    token, entity_id = asked
     departure = _departure(core, token, entity_id)
     if _count_awaited(core, departure.entity_ids):
         raise ServerBusy("A partition that the entity forwards messages to does not answer. Please try again.")

@@ -1,13 +1,13 @@
-"""Requests about sessions. Names, arguments and results are in `broker.wire`.
+"""Requests about sessions. Their records are in `broker.requests`.
 
 A `receiver` among the arguments must hold the lock of the session; otherwise the request fails with SessionLockLost.
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from heapq import merge
 from itertools import groupby
-from typing import Any
 
+from broker import requests
 from broker.errors import InvalidArgument, NotAllowed
 from broker.partition.sessions import locks as session_locks
 from broker.partition.sessions.states import get_state, set_state
@@ -18,35 +18,35 @@ from broker.partition.state.sessions import Sessions, first_entries, sessions_wi
 from protocol.bounds import MAX_COUNT
 
 
-def renew_session_lock(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> int:
-    receiver, session_id = args
+def renew_session_lock(core: Core, queue: Queue, asked: requests.RenewSessionLock, now_ms: int) -> int:
+    receiver, session_id = asked
     session = session_locks.held(queue, receiver, session_id, now_ms)
     return core.wall_ms(session_locks.renew(core, queue, session, now_ms))
 
 
-def get_session_state(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> bytes | None:
-    receiver, session_id = args
+def get_session_state(core: Core, queue: Queue, asked: requests.GetSessionState, now_ms: int) -> bytes | None:
+    receiver, session_id = asked
     return get_state(core, queue, session_locks.held(queue, receiver, session_id, now_ms).id)
 
 
-def set_session_state(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None:
-    receiver, session_id, state = args
+def set_session_state(core: Core, queue: Queue, asked: requests.SetSessionState, now_ms: int) -> None:
+    receiver, session_id, state = asked
     set_state(core, queue, session_locks.held(queue, receiver, session_id, now_ms).id, state, now_ms)
 
 
 def get_message_sessions(
-    core: Core, queue: Queue, args: Sequence[Any], now_ms: int
+    core: Core, queue: Queue, asked: requests.GetMessageSessions, now_ms: int
 ) -> Generator[None, None, list[str]]:
     """A page of session ids. Shorter ids come first."""
-    _, page = yield from page_message_sessions(core, queue, args, now_ms)
+    _, page = yield from page_message_sessions(core, queue, requests.PageMessageSessions(*asked), now_ms)
     return page
 
 
 def page_message_sessions(
-    core: Core, queue: Queue, args: Sequence[Any], now_ms: int
+    core: Core, queue: Queue, asked: requests.PageMessageSessions, now_ms: int
 ) -> Generator[None, None, tuple[int, list[str]]]:
     """The number of sessions that were skipped, which is less than `skip` if there are fewer, and the page."""
-    updated_after_ms, skip, top = args
+    updated_after_ms, skip, top = asked
     sessions = sessions_of(queue)
     _check(skip, top)
     # After a page clients ask for the next one. It begins where the last one ended, instead of counting from the start.
@@ -59,10 +59,10 @@ def page_message_sessions(
 
 
 def message_sessions_behind(
-    core: Core, queue: Queue, args: Sequence[Any], now_ms: int
+    core: Core, queue: Queue, asked: requests.MessageSessionsBehind, now_ms: int
 ) -> Generator[None, None, list[str]]:
     """As `get_message_sessions`, of the sessions that come behind this one, whether or not it still is one of them."""
-    updated_after_ms, session_id, top = args
+    updated_after_ms, session_id, top = asked
     sessions_of(queue)
     _check(0, top)
     _, found = yield from _page(core, queue, updated_after_ms, encoded(session_id), 0, 0, top)

@@ -1,8 +1,8 @@
 """Adds, removes and lists the rules of a subscription. A change holds for messages that are sent afterwards."""
 
 from collections.abc import Sequence
-from typing import Any
 
+from broker import requests
 from broker.errors import EntityAlreadyExists, EntityNotFound, InvalidArgument, NotAllowed, QuotaExceeded
 from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
@@ -18,9 +18,9 @@ from storage.store import Table
 LIMITS = {"sql": 2000, "correlation": 100_000}
 
 
-def add_rule(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None:
+def add_rule(core: Core, queue: Queue, asked: requests.AddRule, now_ms: int) -> None:
     """Raises EntityAlreadyExists, InvalidArgument with the position in a wrong expression, QuotaExceeded."""
-    document: Document = {**args[0], "created_ms": now_ms}
+    document: Document = {**asked.rule, "created_ms": now_ms}
     topic, entity_id = _topic(core, queue), queue.entity_id
     name = document["name"]
     if topic.rule(entity_id, name) is not None:
@@ -30,11 +30,14 @@ def add_rule(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None
     _add(core, topic, entity_id, stored)
 
 
-def replace_rule(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None:
+def replace_rule(core: Core, queue: Queue, asked: requests.ReplaceRule, now_ms: int) -> None:
     """Let a rule that exists have another filter and action. Raises EntityNotFound, InvalidArgument, QuotaExceeded."""
     topic, entity_id = _topic(core, queue), queue.entity_id
-    known = _existing(topic, queue, args[0]["name"])
-    document: Document = {**args[0], "created_ms": now_ms if known.document is None else known.document["created_ms"]}
+    known = _existing(topic, queue, asked.rule["name"])
+    document: Document = {
+        **asked.rule,
+        "created_ms": now_ms if known.document is None else known.document["created_ms"],
+    }
     stored = compiled_new(document)
     if stored.kind != known.kind:
         _require_room(topic, queue, stored.kind)
@@ -42,30 +45,30 @@ def replace_rule(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> 
     _add(core, topic, entity_id, stored)
 
 
-def get_rule(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> Document:
+def get_rule(core: Core, queue: Queue, asked: requests.GetRule, now_ms: int) -> Document:
     """Raises EntityNotFound, also if the rule cannot be read."""
-    document = _existing(_topic(core, queue), queue, args[0]).document
+    document = _existing(_topic(core, queue), queue, asked.name).document
     if document is None:
-        raise EntityNotFound(error_texts.rule_not_found(args[0], queue.terms.name))
+        raise EntityNotFound(error_texts.rule_not_found(asked.name, queue.terms.name))
     return document
 
 
-def filter_counts(core: Core, args: Sequence[Any], now_ms: int) -> dict[int, list[int]]:
+def filter_counts(core: Core, asked: requests.FilterCounts, now_ms: int) -> dict[int, list[int]]:
     """For those of these entities that are topics here: the number of SQL and of correlation filters.
 
     True and false filters are SQL filters, as in the cloud: so is that of `$Default`.
     """
-    filters = {each: core.topic(each).filters for each in args if each in core.entities.subscription_ids}
+    filters = {each: core.topic(each).filters for each in asked.entity_ids if each in core.entities.subscription_ids}
     return {
         each: [found["sql"] + found["true"] + found["false"], found["correlation"]] for each, found in filters.items()
     }
 
 
-def remove_rule(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None:
+def remove_rule(core: Core, queue: Queue, asked: requests.RemoveRule, now_ms: int) -> None:
     """Raises EntityNotFound."""
     topic = _topic(core, queue)
-    _existing(topic, queue, args[0])
-    _remove(core, topic, queue.entity_id, args[0])
+    _existing(topic, queue, asked.name)
+    _remove(core, topic, queue.entity_id, asked.name)
 
 
 def _existing(topic: Topic, queue: Queue, name: str) -> StoredRule:
@@ -138,9 +141,9 @@ def _remove(core: Core, topic: Topic, entity_id: int, name: str) -> None:
     topic.remove_rule(entity_id, stored.rule.name)
 
 
-def enumerate_rules(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[Document]:
+def enumerate_rules(core: Core, queue: Queue, asked: requests.EnumerateRules, now_ms: int) -> list[Document]:
     """The rules in the order of their names, as the cloud lists them, without unreadable ones."""
-    skip, top = args
+    skip, top = asked
     if skip < 0 or top < 1:
         raise InvalidArgument(f"skip must not be negative and top must be positive, not {skip} and {top}.")
     rules = _topic(core, queue).rules_by_name(queue.entity_id)

@@ -11,10 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from broker import requests
 from broker.idle_polling import IdlePolling
 from broker.logging import configure_logging
 from broker.namespace.entities import QueueDescription
-from broker.partition import requests
+from broker.partition import requests as handlers
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
 from broker.settings.config import Settings
@@ -29,11 +30,11 @@ from storage.store import Store, Table
 from tests.logs import open_log
 
 
-def fail_before(core: Any, queue: Any, args: Any, now_ms: int) -> NoReturn:
+def fail_before(core: Any, queue: Any, asked: Any, now_ms: int) -> NoReturn:
     raise ValueError("a mistake in the code")
 
 
-def fail_after(core: Any, queue: Any, args: Any, now_ms: int) -> NoReturn:
+def fail_after(core: Any, queue: Any, asked: Any, now_ms: int) -> NoReturn:
     core.store.put(Table.META, b"half done", b"")
     raise ValueError("a mistake in the code")
 
@@ -43,7 +44,7 @@ def main() -> None:
     configure_logging(Settings().log)
     set_back, wall = Path(directory).with_name("back"), time.time
     time.time = lambda: wall() - (3600 if set_back.exists() else 0)
-    requests._OF_QUEUE |= {"peek": fail_before, "purge": fail_after}
+    handlers._OF_QUEUE |= {requests.Peek: fail_before, requests.Purge: fail_after}
     new = not Path(directory).exists()
     turns = open_log(Path(directory), map_size_bytes=1 << 30)
     store = turns.stores[0]
