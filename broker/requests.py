@@ -342,6 +342,7 @@ class Discharge(NamedTuple):
     commit: bool
 
 
+# Those that can be a part of a transaction (amqp.md 10.3).
 InTransaction = Schedule | Settle | CancelScheduled | SetSessionState
 IN_TRANSACTIONS: Final = (Schedule, Settle, CancelScheduled, SetSessionState)
 WithReceiver = ReceiveSessionDeferred | Settle | RenewSessionLock | GetSessionState | SetSessionState

@@ -8,9 +8,10 @@ import asyncio
 from collections.abc import Iterator
 from functools import partial
 
+from broker import requests
 from broker.catalog.catalog import HOME
 from broker.errors import BrokerError, QuotaExceeded, ServerBusy
-from broker.gateway.router import CHANGE_CATALOG, Router
+from broker.gateway.router import Router
 from protocol import error_texts
 from protocol.engine.links import Link
 
@@ -54,7 +55,8 @@ class Holding:
 
 
 def _release(router: Router, number: int) -> None:
-    router.request(HOME, CHANGE_CATALOG, 0, ["release", number], partial(_released, router, number), waits=False)
+    asked = requests.ChangeCatalog(["release", number])
+    router.request(HOME, 0, asked, partial(_released, router, number), waits=False)
 
 
 def _released(router: Router, number: int, result: object, error: BrokerError | None) -> None:

@@ -10,9 +10,10 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from broker import requests
 from broker.catalog.catalog import HOME
 from broker.errors import BrokerError, ServerBusy
-from broker.gateway.router import CHANGE_CATALOG, Router
+from broker.gateway.router import Router
 from broker.logging import get_logger
 
 ROWS_BYTES = 1 << 20  # of one request
@@ -28,16 +29,16 @@ log = get_logger("gateway")
 async def move(router: Router, path: str, partition: int) -> dict[str, Any]:
     """Returns the definition of the entity, which lives on this partition then. Raises BrokerError."""
     started = time.monotonic()
-    entity_id, source, token = await router.ask(HOME, CHANGE_CATALOG, 0, ["begin-move", path, partition])
+    entity_id, source, token = await _change(router, "begin-move", path, partition)
     try:
         moving = _Move(router, entity_id, source, partition, token)
         await moving.prepare()
         frozen_seconds = await moving.finish()
-        definition: dict[str, Any] = await router.ask(HOME, CHANGE_CATALOG, 0, ["end-move", token])
+        definition: dict[str, Any] = await _change(router, "end-move", token)
     except Exception as error:
         log.warning("entity not moved", entity=path, partition=partition, error=str(error))
         with suppress(BrokerError):  # the home may have heard already that it cannot go on
-            await router.ask(HOME, CHANGE_CATALOG, 0, ["cancel-move", token])
+            await _change(router, "cancel-move", token)
         raise
     log.info(
         "entity moved",
@@ -51,18 +52,23 @@ async def move(router: Router, path: str, partition: int) -> dict[str, Any]:
     return definition
 
 
+async def _change(router: Router, *change: Any) -> Any:
+    return await router.ask(HOME, 0, requests.ChangeCatalog(change))
+
+
 class _Move:
     def __init__(self, router: Router, entity_id: int, source: int, to: int, token: bytes) -> None:
         self._router = router
-        self._arguments = [token, entity_id]
+        self._token = token
+        self._entity_id = entity_id
         self._source = source
         self._to = to
         self.rows = 0  # that were passed on
 
     async def prepare(self) -> None:
         """Pass on everything but the rows that clients change at the same time, and let locks be settled."""
-        await self._ask(self._to, "arrive")
-        await self._ask(self._source, "depart")
+        await self._ask(self._to, requests.Arrive(self._token, self._entity_id))
+        await self._ask(self._source, requests.Depart(self._token, self._entity_id))
         behind = 0  # requests in a row that left rows which had changed
         while behind < TRIES:
             is_read, noted = await self._pass_on()
@@ -72,25 +78,27 @@ class _Move:
         else:
             raise ServerBusy("The entity changes faster than it can be moved. Please try again when it is used less.")
         until = time.monotonic() + QUIET_SECONDS
-        while sum(await self._ask(self._source, "hold")) and time.monotonic() < until:
+        hold = requests.Hold(self._token, self._entity_id)
+        while sum(await self._ask(self._source, hold)) and time.monotonic() < until:
             await self._pass_on()
             await asyncio.sleep(LOOK_SECONDS)
 
     async def finish(self) -> float:
         """Freeze the entity, and pass on what is left. Returns the seconds that this took."""
         started = time.monotonic()
-        await self._ask(self._source, "freeze")
+        await self._ask(self._source, requests.Freeze(self._token, self._entity_id))
         while (await self._pass_on()) != (True, 0):
             pass
         return time.monotonic() - started
 
     async def _pass_on(self) -> tuple[bool, int]:
         """The next rows. True if all were read once, and the number of those that have changed since."""
-        found, is_read, noted = await self._ask(self._source, "rows", ROWS_BYTES, ROWS)
+        following = requests.Rows(self._token, self._entity_id, ROWS_BYTES, ROWS)
+        found, is_read, noted = await self._ask(self._source, following)
         if found:
             self.rows += len(found)
-            await self._router.ask(self._to, "store-rows", 0, [self._arguments[0], found])
+            await self._ask(self._to, requests.StoreRows(self._token, found))
         return is_read, noted
 
-    async def _ask(self, partition: int, name: str, *arguments: Any) -> Any:
-        return await self._router.ask(partition, name, 0, [*self._arguments, *arguments])
+    async def _ask(self, partition: int, asked: requests.Request) -> Any:
+        return await self._router.ask(partition, 0, asked)

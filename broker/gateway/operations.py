@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from broker import __version__
+from broker import __version__, requests
 from broker.child import Instructions
 from broker.errors import ServerBusy
 from broker.gateway.namespace import Namespace
@@ -70,7 +70,7 @@ class Operations:
 
     async def probe(self, partition: int) -> None:
         try:
-            shortage = await self._ask(partition, "probe")
+            shortage = await self._ask(partition, requests.Probe())
         except ServerBusy:
             if not self._shows_workers:
                 raise  # the worker is on another machine
@@ -82,9 +82,9 @@ class Operations:
         if shortage is not None:
             raise RefusesSends(shortage)
 
-    def _ask(self, partition: int, name: str) -> Awaitable[Any]:
+    def _ask(self, partition: int, asked: requests.Request) -> Awaitable[Any]:
         """Ask for the present state, without waiting for a worker that is away."""
-        return self._router.ask(partition, name, waits=False)
+        return self._router.ask(partition, 0, asked, waits=False)
 
     async def probe_gateway(self, number: int) -> None:
         await self._probes[number]()
@@ -98,8 +98,8 @@ class Operations:
             _all({number: ask() for number, ask in self._counters.items()}, "gateway"),
             _all({number: syphon.snapshot() for number, syphon in self._syphons.items()}, "syphon"),
             _all({number: journal.snapshot() for number, journal in self._journals.items()}, "journal"),
-            _all({partition: self._ask(partition, "metrics") for partition in workers}, "partition"),
-            _all({partition: self._ask(partition, "counts") for partition in counted}, "partition"),
+            _all({partition: self._ask(partition, requests.Metrics()) for partition in workers}, "partition"),
+            _all({partition: self._ask(partition, requests.Counts()) for partition in counted}, "partition"),
         )
         return Scene(
             gateways=gateways,

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgpack
 
-from broker import runs, wire
+from broker import requests, runs, wire
 from broker.errors import BY_NAME, BrokerError, InternalError, OutcomeUnknown, ServerBusy
 from broker.gateway.idle_loop import IdleLoop
 from broker.gateway.owner import Owner
@@ -70,7 +70,7 @@ LOOK_SECONDS = 1.0  # between two checks whether workers answer
 RECONNECT_SECONDS = 0.05
 MARKS_SENDER_BYTES = 8
 # The worker answers this when all other workers have followed, so its silence says nothing about it.
-CHANGE_CATALOG = "change-catalog"
+_CHANGE_CATALOG = requests.CHANGE_CATALOG
 # Bytes of commands kept for one worker before the clients that use it have to wait.
 OUTPUT_HIGH_BYTES = 32 << 20
 
@@ -119,12 +119,20 @@ def error_named(name: str, text: str) -> BrokerError:
     return BY_NAME.get(name, InternalError)(text)
 
 
+class _Wanted(NamedTuple):
+    """A request, and the queue that it is for."""
+
+    partition: int
+    queue: int
+    asked: requests.Request
+
+
 class _Asked(NamedTuple):
     """A request under way. `again`: to be asked again if the worker dies; None for one that must not be done twice."""
 
     reply: Reply
     owner: Owner | None
-    again: Request | None = None
+    again: _Wanted | None = None
     asker: object = None
 
 
@@ -294,8 +302,8 @@ class WorkerConnection:
         log.warning("worker connection lost", worker=self.name)
         if self.outlives_worker and not was_stalled and self._router.waiting_bounds.seconds > 0:
             self._await_restart()
-        requests, self._requests = self._requests, {}
-        for reply, owner, again, asker in requests.values():
+        lost, self._requests = self._requests, {}
+        for reply, owner, again, asker in lost.values():
             if again is None or not self._let_wait(again, reply, owner, asker):
                 # Each gets its own: it may be raised, and then refers to the calls that it passes.
                 self._answer(reply, owner, None, OutcomeUnknown(error_texts.OUTCOME_UNKNOWN))
@@ -383,7 +391,7 @@ class WorkerConnection:
             self._end_run()
         if self._is_behind:
             self._router.posted_behind.add(self)
-        if isinstance(command, Send | SendRun) or (isinstance(command, Request) and command.name != CHANGE_CATALOG):
+        if isinstance(command, Send | SendRun) or (isinstance(command, Request) and command.name != _CHANGE_CATALOG):
             self._awaits = True  # these are answered soon
         self._put(command)
         return True
@@ -439,9 +447,8 @@ class WorkerConnection:
     def request(
         self,
         partition: int,
-        name: str,
         queue: int,
-        arguments: Sequence[Any],
+        asked: requests.Request,
         reply: Reply,
         owner: Owner | None,
         waits: bool = True,
@@ -455,18 +462,22 @@ class WorkerConnection:
         number = self._router.next_number()
         if self.is_stalled:
             self._answer(reply, owner, None, ServerBusy(error_texts.partition_away(partition)))
-        elif self.post(command := wire.request(partition, number, name, queue, list(arguments))):
-            self._requests[number] = _Asked(reply, owner, command if waits and name in REPEATED else None, asker)
-        elif not (waits and self._let_wait(command, reply, owner, asker)):
+            return
+        name, arguments = requests.packed(asked)
+        wanted = _Wanted(partition, queue, asked)
+        if self.post(wire.request(partition, number, name, queue, arguments)):
+            again = wanted if waits and isinstance(asked, REPEATED) else None
+            self._requests[number] = _Asked(reply, owner, again, asker)
+        elif not (waits and self._let_wait(wanted, reply, owner, asker)):
             reply(None, ServerBusy(error_texts.partition_away(partition)))
 
-    def _let_wait(self, command: Request, reply: Reply, owner: Owner | None, asker: object) -> bool:
+    def _let_wait(self, wanted: _Wanted, reply: Reply, owner: Owner | None, asker: object) -> bool:
         if not self.is_awaited:
             return False
-        partition, name, queue, arguments = command.partition, command.name, command.queue, command.arguments
-        again = partial(self._router.request, partition, name, queue, arguments, reply, owner, asker=asker)
+        partition, queue, asked = wanted
+        again = partial(self._router.request, partition, queue, asked, reply, owner, asker=asker)
         askers = tuple(each for each in (owner, reply if asker is None else asker) if each is not None)
-        size_bytes = len(msgpack.packb(command))
+        size_bytes = len(msgpack.packb((partition, queue, *requests.packed(asked))))
         return self.wait(Waiting(partition, owner, askers, 1, size_bytes, again, partial(reply, None)))
 
     def restore(self, partition: int, queue: int, entries: Sequence[Any], mark: int, reply: Reply) -> bool:
@@ -740,9 +751,8 @@ class Router:
     def request(
         self,
         partition: int,
-        name: str,
         queue: int,
-        arguments: Sequence[Any],
+        asked: requests.Request,
         reply: Reply,
         owner: Owner | None = None,
         *,
@@ -756,15 +766,13 @@ class Router:
         worker dies before it answers; not if the client's connection has ended by then, nor if `asker`, the client's
         link, has.
         """
-        self.worker(partition).request(partition, name, queue, arguments, reply, owner, waits, asker)
+        self.worker(partition).request(partition, queue, asked, reply, owner, waits, asker)
 
-    async def ask(
-        self, partition: int, name: str, queue: int = 0, arguments: Sequence[Any] = (), *, waits: bool = True
-    ) -> Any:
+    async def ask(self, partition: int, queue: int, asked: requests.Request, *, waits: bool = True) -> Any:
         """The awaitable form of `request`. Raises BrokerError."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         reply = partial(_resolve, answer)
-        self.request(partition, name, queue, arguments, reply, waits=waits)
+        self.request(partition, queue, asked, reply, waits=waits)
         try:
             return await answer
         except asyncio.CancelledError:

@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from broker import requests
 from broker.errors import (
     BrokerError,
     NotAllowed,
@@ -200,14 +201,12 @@ class Transaction:
         else:
             self._append(operation, len(tokens), answered)
 
-    def request(
-        self, entity: Entity, partition: int, name: str, queue: int, arguments: list[Any], reply: Reply
-    ) -> None:
+    def request(self, entity: Entity, partition: int, queue: int, asked: requests.InTransaction, reply: Reply) -> None:
         """Ask the partition for an operation that is a part of the transaction. Raises NotAllowed."""
         self.join(entity, partition)
         self.post()
         begins, self._begins = self._begins, False
-        self._ask("transact-request", queue, [self.id, begins, name, arguments], reply)
+        self._ask(queue, requests.TransactRequest(self.id, begins, *requests.packed(asked)), reply)
 
     def _append(self, operation: Operation, count: int, answered: Answered) -> None:
         self._operations.append(operation)
@@ -241,9 +240,9 @@ class Transaction:
                     at += count
             self._turn.flush()
 
-        self._ask("transact", 0, [self.id, begins, pack_operations(operations)], reply)
+        self._ask(0, requests.Transact(self.id, begins, pack_operations(operations)), reply)
 
-    def _ask(self, name: str, queue: int, arguments: list[Any], reply: Reply) -> None:
+    def _ask(self, queue: int, asked: requests.Request, reply: Reply) -> None:
         def answer(result: Any, error: BrokerError | None) -> None:
             if isinstance(error, TransactionTimeout):  # the partition does not know the id
                 error = TransactionTimeout(error_texts.transaction_timed_out(self.id, TRANSACTION_TIME_OUT_MS))
@@ -254,7 +253,7 @@ class Transaction:
             self._losses = losses
         # What began before the worker was lost is rolled back, so nothing that belongs to it waits for the worker.
         waits = self._losses == losses
-        self._router.request(self._partition, name, queue, arguments, answer, self._turn, waits=waits)
+        self._router.request(self._partition, queue, asked, answer, self._turn, waits=waits)
 
     def fail(self, error: Exception) -> None:
         """Note the error: the transaction cannot be committed any more."""
@@ -270,7 +269,7 @@ class Transaction:
             reply(None, None)  # the transaction has no operations
         else:
             answer = _after_commit(reply) if commit else _after_rollback(reply)
-            self._ask("discharge", 0, [self.id, commit], answer)
+            self._ask(0, requests.Discharge(self.id, commit), answer)
 
 
 # When a worker dies, its open transactions are rolled back. So a rollback has succeeded, and a commit that was not sent

@@ -9,27 +9,26 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from broker import requests
 from broker.errors import BrokerError
 from broker.gateway.owner import Owner
 
 # Requests that a worker may have done when it died, and that the next one is asked again: those that only read, and
 # renewals, because the worker's locks have ended with it. Any other may have changed what it must not change twice.
-REPEATED: Final = frozenset(
-    (
-        "renew-locks",
-        "renew-session-lock",
-        "peek",
-        "peek-session",
-        "get-session-state",
-        "get-message-sessions",
-        "page-message-sessions",
-        "message-sessions-behind",
-        "get-rule",
-        "enumerate-rules",
-        "counts",
-        "accessed",
-        "filter-counts",
-    )
+REPEATED: Final = (
+    requests.RenewLocks,
+    requests.RenewSessionLock,
+    requests.Peek,
+    requests.PeekSession,
+    requests.GetSessionState,
+    requests.GetMessageSessions,
+    requests.PageMessageSessions,
+    requests.MessageSessionsBehind,
+    requests.GetRule,
+    requests.EnumerateRules,
+    requests.Counts,
+    requests.Accessed,
+    requests.FilterCounts,
 )
 
 

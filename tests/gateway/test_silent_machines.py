@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from broker import wire
+from broker import requests, wire
 from broker.cluster.silence import Patience
 from broker.errors import BrokerError, OutcomeUnknown
 from broker.gateway.router import Router
@@ -107,7 +107,7 @@ class Worker:
 
     def ask(self) -> None:
         """Something is under way."""
-        self.router.request(0, "counts", 8, [], lambda result, error: self.replies.append((result, error)))
+        self.router.request(0, 8, requests.Counts(), lambda result, error: self.replies.append((result, error)))
 
     def look(self, times: int) -> None:
         for _ in range(times):

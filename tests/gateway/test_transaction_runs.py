@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker import runs, wire
+from broker import requests, runs, wire
 from broker.errors import QuotaExceeded
 from broker.gateway.transactions import Transaction
 from broker.wire import SendOperation, SendRunOperation
@@ -37,10 +37,10 @@ class Posted:
         return self
 
     def request(
-        self, partition: int, name: str, queue: int, arguments: Any, reply: Any, owner: Any, *, waits: bool
+        self, partition: int, queue: int, asked: requests.Transact, reply: Any, owner: Any, *, waits: bool
     ) -> None:
         assert waits
-        self.asked.append((partition, name, wire.unpack_operations(arguments[2])))
+        self.asked.append((partition, type(asked), wire.unpack_operations(asked.operations)))
         self.reply = reply
 
     def flush(self) -> None: ...
@@ -58,8 +58,8 @@ def test_an_older_worker_gets_the_messages_one_by_one(knows_runs):
     told: list[Any] = []
     transaction.send_run(sender, run, 2, told.append)
     transaction.post()
-    [(partition, name, [operation])] = posted.asked
-    assert (partition, name) == (3, "transact")
+    [(partition, kind, [operation])] = posted.asked
+    assert (partition, kind) == (3, requests.Transact)
     if knows_runs:
         assert operation == SendRunOperation(8, True, 2, run)
     else:

@@ -8,10 +8,11 @@ from uuid import UUID
 
 import pytest
 
+from broker import requests
 from broker.gateway.links.receivers import OPEN_BYTES
 from broker.gateway.waiting_room import REPEATED, Bounds
 from broker.namespace.fragments import fragment_of
-from broker.partition import requests
+from broker.partition import requests as handlers
 from broker.wire import Op
 from protocol.codec import Array, Described, Int, Long, Symbol, Timestamp, UByte, UInt, ULong, encode
 from tests.end_to_end.raw_peer import (
@@ -399,14 +400,14 @@ async def test_what_the_gateway_itself_asks_does_not_wait(tmp_path: Path) -> Non
     scene = Scene(tmp_path)
     scene.lose()
     replies: list[Any] = []
-    scene.gateway.router.request(0, "metrics", 0, [], lambda _, error: replies.append(error), waits=False)
+    scene.gateway.router.request(0, 0, requests.Metrics(), lambda _, error: replies.append(error), waits=False)
     assert len(replies) == 1
 
 
 async def test_a_request_over_http_that_is_given_up_is_not_done(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.lose()
-    asking = asyncio.create_task(scene.gateway.router.ask(0, "counts"))
+    asking = asyncio.create_task(scene.gateway.router.ask(0, 0, requests.Counts()))
     await asyncio.sleep(0)
     assert not scene.nothing_waits()
     asking.cancel()
@@ -488,7 +489,7 @@ async def test_what_was_under_way_and_is_not_done_in_time_is_refused(tmp_path: P
 
 
 def test_each_request_that_is_asked_again_is_one_of_the_partitions() -> None:
-    assert {*requests._OF_QUEUE, *requests._OF_PARTITION} > REPEATED
+    assert {*handlers._OF_QUEUE, *handlers._OF_PARTITION} > {*REPEATED}
 
 
 @pytest.mark.parametrize("filters", [NAMED, NEXT], ids=["named", "next"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from broker import wire
+from broker import requests, wire
 from broker.cluster.silence import Patience
 from broker.gateway.router import Router
 from broker.gateway.worker_socket import SocketConnection
@@ -44,7 +44,7 @@ class Scene:
         self.connection, self.peer, self.owner = connection, peer, owner
 
     def ask(self, size: int = 10) -> None:
-        self.connection.request(0, "peek", 0, [bytes(size)], self.owner.on_reply, self.owner)
+        self.connection.request(0, 0, requests.Stored(bytes(size)), self.owner.on_reply, self.owner)
 
 
 State = Callable[[Scene], None]

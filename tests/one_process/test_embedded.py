@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from broker import requests, wire
-from broker.errors import BrokerError
+from broker.errors import BrokerError, LockLost
 from broker.gateway.router import Channel, Router, WorkerConnection
 from broker.metrics import GatewayMetrics
 from broker.one_process.embedded import WAITING_BYTES, EmbeddedWorker
@@ -399,7 +399,7 @@ def test_neither_side_sees_later_changes_of_what_the_other_gave_it(run):
     async def story(whole: Whole) -> None:
         whole.send("a")
         rule = {"name": "r", "filter": {"kind": "true"}}
-        arguments: list[Any] = [0, 10, 1 << 20]
+        tokens = [bytes(16)]
         results: list[Any] = []
         asked: list[Any] = []
         original = whole.partition.request
@@ -410,12 +410,13 @@ def test_neither_side_sees_later_changes_of_what_the_other_gave_it(run):
 
         whole.partition.request = request  # type: ignore[assignment]
         kept = [rule]
-        whole.connection.request(0, "peek", MAIN, arguments, lambda result, error: results.append(result), None)
-        arguments.clear()
-        whole.connection.request(0, "enumerate-rules", MAIN, [0, 1], lambda result, error: results.append(result), None)
+        whole.connection.request(0, MAIN, requests.RenewLocks(tokens), lambda _, error: results.append(error), None)
+        tokens.clear()
+        listing = requests.EnumerateRules(0, 1)
+        whole.connection.request(0, MAIN, listing, lambda result, error: results.append(result), None)
         await whole.until(lambda: len(results) == 2)
-        assert asked[0] == requests.Peek(0, 10, 1 << 20)
-        assert results[0][1] == 1, "the message's number"
+        assert asked[0] == requests.RenewLocks([bytes(16)])
+        assert isinstance(results[0], LockLost)
         results[1][0]["filter"]["kind"] = "changed"
         assert kept[0]["filter"] == {"kind": "true"}
 

@@ -363,9 +363,10 @@ class World:
     def ask(self, entity_id: int, part: Part, operation: str, body: Any, transaction: str | None) -> bytes | None:
         """A management request, as the gateway reads and answers it; None if no partition answers it."""
 
-        def request(number: int, name: str, queue: int, arguments: Any, reply: Any, *_: Any, **__: Any) -> None:
+        def request(partition: int, queue: int, asked: requests.Request, reply: Any, *_: Any, **__: Any) -> None:
             try:
-                result = on_the_wire(self.request(name, queue, on_the_wire(list(arguments)), transaction))
+                name, arguments = on_the_wire(requests.packed(asked))
+                result = on_the_wire(self.request(name, queue, arguments, transaction))
             except BrokerError as error:
                 reply(None, error)
             else:

@@ -11,7 +11,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
-from broker import wire
+from broker import requests, wire
 from broker.errors import BrokerError, EntityMoving, OutcomeUnknown, PartitionParked, ServerBusy
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Host
@@ -195,13 +195,18 @@ class Browser(EntityLink):
         if not self.entity.is_partitioned and channel.partition != self.entity.partition:
             channel.move(self.entity.partition)
         self._is_asking = True
-        arguments: list[Any] = [channel.from_number, count, STEP_BYTES, self._session_id, self._selector]
-        if channel.worker.tells_lock_ends:
-            arguments.append(True)
+        asked = requests.Browse(
+            channel.from_number,
+            count,
+            STEP_BYTES,
+            self._session_id,
+            self._selector,
+            with_lock_ends=channel.worker.tells_lock_ends,
+        )
         reply = partial(self._looked, channel)
         router = self.connection.gateway.router
         # If its worker is away, other partitions are looked at meanwhile, and this one later.
-        router.request(channel.partition, "browse", self.queue, arguments, reply, self.connection, waits=False)
+        router.request(channel.partition, self.queue, asked, reply, self.connection, waits=False)
 
     def _looked(self, channel: BrowserChannel, result: Any, error: BrokerError | None) -> None:
         self._is_asking = False

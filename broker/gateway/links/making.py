@@ -1,13 +1,13 @@
 """Links whose node is being made: a temporary queue or topic, or a subscription. The attach is answered after that."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
+from broker import requests
 from broker.catalog.catalog import HOME
 from broker.errors import BrokerError, OutcomeUnknown, ServerBusy
 from broker.gateway.host import Host
 from broker.gateway.namespace import Entity
-from broker.gateway.router import CHANGE_CATALOG
 from protocol import error_texts
 from protocol.engine.deliveries import Delivery, forget
 from protocol.engine.links import Link
@@ -22,7 +22,7 @@ class LinkInMaking:
         """`path` is that of the entity with these properties. It is temporary if the host's `holding` has the link."""
         self._host = host
         self._link = link
-        self._change: Sequence[Any] = ["provide", kind, fields, None, host.holding.number(link)]
+        self._change = requests.ChangeCatalog(["provide", kind, fields, None, host.holding.number(link)])
         self._is_due = True
         self._path = path
         self._bind = bind
@@ -36,7 +36,7 @@ class LinkInMaking:
 
     def _ask(self) -> None:
         router = self._host.gateway.router
-        router.request(HOME, CHANGE_CATALOG, 0, self._change, self._answered, self._host, asker=self)
+        router.request(HOME, 0, self._change, self._answered, self._host, asker=self)
 
     def _answered(self, document: Any, error: BrokerError | None) -> None:
         if self._link.context is not self or self._link.closed:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from broker import wire
+from broker import requests, wire
 from broker.errors import BrokerError, OutcomeUnknown, PartitionParked, QuotaExceeded, ServerBusy
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Host
@@ -232,8 +232,8 @@ class FragmentChannel(LinkChannel):
 
     def on_worker_back(self) -> None:
         if self._unknown:
-            asked = self.connection.gateway.router
-            asked.request(self.partition, "stored", 0, [self._marks.sender], self._on_stored, self.connection)
+            asked = requests.Stored(self._marks.sender)
+            self.connection.gateway.router.request(self.partition, 0, asked, self._on_stored, self.connection)
 
     def _on_stored(self, ranges: list[int] | None, error: BrokerError | None) -> None:
         """The fragment says which marked deliveries it has."""

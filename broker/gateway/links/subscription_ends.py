@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from broker import requests
 from broker.catalog.catalog import HOME
 from broker.errors import BrokerError, EntityNotFound
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Host
 from broker.gateway.namespace import Entity
-from broker.gateway.router import CHANGE_CATALOG
 from protocol.engine.links import Link
 
 
@@ -34,7 +34,7 @@ class SubscriptionEnd:
     def _delete(self) -> None:
         for name in self._waiting:
             reply = partial(self._deleted, name)
-            self._host.gateway.router.request(HOME, CHANGE_CATALOG, 0, ["delete", name], reply, self._host)
+            self._host.gateway.router.request(HOME, 0, requests.ChangeCatalog(["delete", name]), reply, self._host)
 
     def _deleted(self, name: str, result: Any, error: BrokerError | None) -> None:
         self._waiting.remove(name)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from broker import requests
 from broker.catalog.catalog import HOME
 from broker.errors import (
     BrokerError,
@@ -26,7 +27,6 @@ from broker.gateway.nodes.entity_counts import counted_queues, entity_counts, su
 from broker.gateway.nodes.parts import Parts
 from broker.gateway.nodes.request_links import Answer, RequestLink
 from broker.gateway.nodes.rules import rule_document, rule_of_document
-from broker.gateway.router import CHANGE_CATALOG
 from broker.namespace.entities import Right
 from broker.namespace.fragments import fragment_of, key_of
 from broker.wire import ENTRY, Extra, Outcome
@@ -68,9 +68,9 @@ _PLACES = {
 }
 
 
-# Requests to partitions one after the other: partition, name, queue and arguments of each. Its result comes back, or
-# its error is raised. The value at the end makes the answer.
-Steps = Generator[tuple[int, str, int, Sequence[Any]], Any, Callable[[], bytes]]
+# Requests to partitions one after the other: partition, queue and request. The result of each comes back, or its error
+# is raised. The value at the end makes the answer.
+Steps = Generator[tuple[int, int, requests.Request], Any, Callable[[], bytes]]
 
 
 class ManagementRequests(RequestLink):
@@ -142,8 +142,7 @@ class ManagementRequests(RequestLink):
         request: Request,
         answer: Answer,
         encode: Callable[[Any], bytes],
-        name: str,
-        *arguments: Any,
+        asked: requests.Request,
         partition: int | None = None,
     ) -> None:
         """Ask one partition: this one, or the first of the entity's."""
@@ -156,10 +155,11 @@ class ManagementRequests(RequestLink):
             else:
                 self.fail(request, error, answer)
 
-        if self.transaction is not None and name in _IN_TRANSACTIONS:
-            self.transaction.request(self.entity, partition, name, self.queue, list(arguments), reply)
+        # Others are done at once: a lock must not end because its renewal waits for the commit.
+        if self.transaction is not None and isinstance(asked, requests.IN_TRANSACTIONS):
+            self.transaction.request(self.entity, partition, self.queue, asked, reply)
         else:
-            self.request_partition(partition, name, self.queue, arguments, reply)
+            self.request_partition(partition, self.queue, asked, reply)
 
     def _do_steps(self, request: Request, answer: Answer, steps: Steps) -> None:
         self._step(request, answer, steps, None, None)
@@ -167,32 +167,31 @@ class ManagementRequests(RequestLink):
     def _step(self, request: Request, answer: Answer, steps: Steps, result: Any, error: BrokerError | None) -> None:
         """Take the result of the last step, and ask for the next."""
         try:
-            partition, name, queue, arguments = steps.send(result) if error is None else steps.throw(error)
+            partition, queue, asked = steps.send(result) if error is None else steps.throw(error)
         except StopIteration as end:
             self._succeed(request, answer, end.value)
         except BrokerError as failure:
             # Its traceback refers to this call, which refers to it.
             self.fail(request, failure.with_traceback(None), answer)
         else:
-            self.request_partition(partition, name, queue, arguments, partial(self._step, request, answer, steps))
+            self.request_partition(partition, queue, asked, partial(self._step, request, answer, steps))
 
     def _ask_each(
         self,
         request: Request,
         answer: Answer,
         encode: Callable[[dict[int, Any]], bytes],
-        name: str,
-        arguments: Mapping[int, Sequence[Any]],
+        asked: Mapping[int, requests.Request],
     ) -> None:
-        """Ask several partitions at once. `arguments` are by partition, and `encode` gets the results in this form.
+        """Ask several partitions at once. `asked` is by partition, and `encode` gets the results in this form.
 
         Each does its part wholly or not at all. If one fails, the client is told its error.
         """
-        if len(arguments) == 1:
-            ((partition, only),) = arguments.items()
-            self._ask(request, answer, lambda result: encode({partition: result}), name, *only, partition=partition)
+        if len(asked) == 1:
+            ((partition, only),) = asked.items()
+            self._ask(request, answer, lambda result: encode({partition: result}), only, partition)
             return
-        if self.transaction is not None and name in _IN_TRANSACTIONS:
+        if self.transaction is not None and any(isinstance(each, requests.IN_TRANSACTIONS) for each in asked.values()):
             raise NotAllowed(error_texts.SEVERAL_ENTITIES)
         results: dict[int, Any] = {}
         errors: list[BrokerError] = []
@@ -201,15 +200,15 @@ class ManagementRequests(RequestLink):
             results[partition] = result
             if error is not None:
                 errors.append(error)
-            if len(results) < len(arguments):
+            if len(results) < len(asked):
                 return
             if errors:
                 self.fail(request, errors[0], answer)
             else:
                 self._succeed(request, answer, lambda: encode(results))
 
-        for partition, wanted in arguments.items():
-            self.request_partition(partition, name, self.queue, wanted, partial(reply, partition))
+        for partition, each in asked.items():
+            self.request_partition(partition, self.queue, each, partial(reply, partition))
 
     def _of_session(self, session_id: str | None) -> int:
         """The partition of the session; the first of the entity's if there is none."""
@@ -223,7 +222,7 @@ class ManagementRequests(RequestLink):
         def encode(ends: dict[int, list[int]]) -> bytes:
             return management.encode_expirations(request, parts.joined(ends))
 
-        self._ask_each(request, answer, encode, "renew-locks", {at: [tokens] for at, tokens in parts.items()})
+        self._ask_each(request, answer, encode, {at: requests.RenewLocks(tokens) for at, tokens in parts.items()})
 
     def _peek(self, request: Request, arguments: management.PeekMessages, answer: Answer) -> None:
         """Messages in the order of their sequence numbers, which is that of the entity's partitions."""
@@ -245,10 +244,13 @@ class ManagementRequests(RequestLink):
                     del left[0]  # those of the others are shown at once
                     continue
                 with_ends = worker.tells_lock_ends
-                wanted: list[Any] = [start, most - len(rows), most_bytes - used_bytes, *([True] if with_ends else ())]
-                name, named = ("peek", wanted) if session_id is None else ("peek-session", [session_id, *wanted])
+                asked = requests.Peek(start, most - len(rows), most_bytes - used_bytes, with_ends)
                 try:
-                    result = yield left[0], name, self.queue, named
+                    result = yield (
+                        left[0],
+                        self.queue,
+                        asked if session_id is None else requests.PeekSession(session_id, *asked),
+                    )
                 except BrokerError as error:
                     if not rows and not (isinstance(error, PartitionParked) and left[1:]):
                         raise
@@ -312,7 +314,7 @@ class ManagementRequests(RequestLink):
         def encode(numbers: dict[int, list[int]]) -> bytes:
             return management.encode_sequence_numbers(request, parts.joined(numbers))
 
-        self._ask_each(request, answer, encode, "schedule", {at: [part] for at, part in parts.items()})
+        self._ask_each(request, answer, encode, {at: requests.Schedule(part) for at, part in parts.items()})
 
     def _schedule_anywhere(
         self, request: Request, messages: Sequence[Any], answer: Answer, partitions: Sequence[int]
@@ -330,7 +332,7 @@ class ManagementRequests(RequestLink):
             else:
                 self._succeed(request, answer, lambda: management.encode_sequence_numbers(request, numbers))
 
-        self.request_partition(partition, "schedule", self.queue, [messages], reply)
+        self.request_partition(partition, self.queue, requests.Schedule(messages), reply)
 
     def _partition_for(self, anywhere: int, message: Any) -> int:
         """The partition that takes this message; `anywhere` if it has no key."""
@@ -341,8 +343,8 @@ class ManagementRequests(RequestLink):
 
     def _cancel_scheduled(self, request: Request, arguments: management.CancelScheduled, answer: Answer) -> None:
         parts = Parts(arguments.sequence_numbers, self.entity.partition_of_number)
-        wanted = {at: [numbers] for at, numbers in parts.items()}
-        self._ask_each(request, answer, lambda _: management.encode_success(request), "cancel-scheduled", wanted)
+        wanted = {at: requests.CancelScheduled(numbers) for at, numbers in parts.items()}
+        self._ask_each(request, answer, lambda _: management.encode_success(request), wanted)
 
     def _receive_deferred(self, request: Request, arguments: management.ReceiveDeferred, answer: Answer) -> None:
         self.entity.require_receive(self._part)
@@ -351,7 +353,7 @@ class ManagementRequests(RequestLink):
         by_default = self.connection.gateway.settings.delivery.receive_active_by_number
         if session_id is not None and not holder:
             by_default = False  # active messages of a session are only for its holder
-        active = [True] if arguments.active or (arguments.active is None and by_default) else []
+        active = by_default if arguments.active is None else arguments.active
         embedded = self._embedding()
 
         def encode(results: dict[int, list[Any]]) -> bytes:
@@ -373,12 +375,11 @@ class ManagementRequests(RequestLink):
         settles = arguments.receive_and_delete
         if session_id is None:
             parts = Parts(arguments.sequence_numbers, self.entity.partition_of_number)
-            wanted: dict[int, list[Any]] = {at: [numbers, settles, *active] for at, numbers in parts.items()}
-            self._ask_each(request, answer, encode, "receive-deferred", wanted)
+            asked = {at: requests.ReceiveDeferred(numbers, settles, active) for at, numbers in parts.items()}
+            self._ask_each(request, answer, encode, asked)
         else:
-            named = [holder, session_id, list(arguments.sequence_numbers), settles, *active]
-            partition = self.entity.partition_of_session(session_id)
-            self._ask_each(request, answer, encode, "receive-session-deferred", {partition: named})
+            named = requests.ReceiveSessionDeferred(holder, session_id, arguments.sequence_numbers, settles, active)
+            self._ask_each(request, answer, encode, {self.entity.partition_of_session(session_id): named})
 
     def _update_disposition(self, request: Request, arguments: management.UpdateDisposition, answer: Answer) -> None:
         outcome = _OUTCOME[arguments.disposition]
@@ -399,23 +400,20 @@ class ManagementRequests(RequestLink):
             return management.encode_success(request)
 
         # If a token is unknown, the answer says whether the lock of the session is lost.
-        channel = () if arguments.session_id is None else (self._channel_of(arguments.session_id),)
-        wanted = {at: [tokens, outcome, properties or None, *channel] for at, tokens in parts.items()}
-        self._ask_each(request, answer, encode, "settle", wanted)
+        channel = requests.ANYONE if arguments.session_id is None else self._channel_of(arguments.session_id)
+        wanted = {at: requests.Settle(tokens, outcome, properties or None, channel) for at, tokens in parts.items()}
+        self._ask_each(request, answer, encode, wanted)
 
     def _delete(self, request: Request, arguments: management.DeleteMessages, answer: Answer) -> None:
         """One partition after the other, until so many are deleted."""
         most = min(arguments.message_count, MAX_DELETE_MESSAGES)
-        named: list[Any] = [arguments.enqueued_before_ms]
-        left = [*self.entity.partitions]
-        if arguments.session_id is not None:
-            left = [self.entity.partition_of_session(arguments.session_id)]
-            named.append(arguments.session_id)
+        before_ms, session_id = arguments.enqueued_before_ms, arguments.session_id
+        left = [*self.entity.partitions] if session_id is None else [self.entity.partition_of_session(session_id)]
 
         def steps() -> Steps:
             deleted = 0
             while left and deleted < most:
-                deleted += yield left.pop(0), "delete-batch", self.queue, [most - deleted, *named]
+                deleted += yield left.pop(0), self.queue, requests.DeleteBatch(most - deleted, before_ms, session_id)
             return lambda: management.encode_deleted(request, deleted)
 
         self._do_steps(request, answer, steps())
@@ -434,16 +432,16 @@ class ManagementRequests(RequestLink):
             return management.encode_session_renewed(request, locked_until_ms)
 
         session_id = arguments.session_id
-        named = (self._channel_of(session_id), session_id)
-        self._ask(request, answer, encode, "renew-session-lock", *named, partition=self._of_session(session_id))
+        asked = requests.RenewSessionLock(self._channel_of(session_id), session_id)
+        self._ask(request, answer, encode, asked, self._of_session(session_id))
 
     def _get_session_state(self, request: Request, arguments: management.GetSessionState, answer: Answer) -> None:
         def encode(state: bytes | None) -> bytes:
             return management.encode_session_state(request, state)
 
         session_id = arguments.session_id
-        named = (self._channel_of(session_id), session_id)
-        self._ask(request, answer, encode, "get-session-state", *named, partition=self._of_session(session_id))
+        asked = requests.GetSessionState(self._channel_of(session_id), session_id)
+        self._ask(request, answer, encode, asked, self._of_session(session_id))
 
     def _set_session_state(self, request: Request, arguments: management.SetSessionState, answer: Answer) -> None:
         session_id, state = arguments.session_id, arguments.state
@@ -452,16 +450,8 @@ class ManagementRequests(RequestLink):
             raise MessageTooLarge(
                 f"The state of the session '{session_id}' has {len(state)} bytes; the limit is {limit} bytes."
             )
-        self._ask(
-            request,
-            answer,
-            lambda _: management.encode_success(request),
-            "set-session-state",
-            self._channel_of(session_id),
-            session_id,
-            state,
-            partition=self._of_session(session_id),
-        )
+        asked = requests.SetSessionState(self._channel_of(session_id), session_id, state)
+        self._ask(request, answer, lambda _: management.encode_success(request), asked, self._of_session(session_id))
 
     def _get_message_sessions(self, request: Request, arguments: management.GetMessageSessions, answer: Answer) -> None:
         """One partition after the other, until the page is full."""
@@ -476,7 +466,7 @@ class ManagementRequests(RequestLink):
             self._do_steps(request, answer, self._sessions_behind(arguments.behind, after_ms, top, encode))
             return
         if not self.entity.is_partitioned:
-            self._ask(request, answer, encode, "get-message-sessions", after_ms, skip, top)
+            self._ask(request, answer, encode, requests.GetMessageSessions(after_ms, skip, top))
             return
         left, to_skip = list(self.entity.partitions), skip
         if self._page_end is not None and self._page_end[:2] == (after_ms, skip):
@@ -485,8 +475,8 @@ class ManagementRequests(RequestLink):
         def steps(left: list[int], to_skip: int) -> Steps:
             found: list[str] = []
             while True:
-                wanted = [after_ms, to_skip, top - len(found)]
-                skipped, session_ids = yield left[0], "page-message-sessions", self.queue, wanted
+                asked = requests.PageMessageSessions(after_ms, to_skip, top - len(found))
+                skipped, session_ids = yield left[0], self.queue, asked
                 found.extend(session_ids)
                 if len(found) >= top or len(left) == 1:
                     break
@@ -502,32 +492,33 @@ class ManagementRequests(RequestLink):
         """The page of sessions behind this one: on its partition, and on those that follow."""
         partitions = self.entity.partitions
         first = self.entity.partition_of_session(session_id)
-        found: list[str] = yield first, "message-sessions-behind", self.queue, [after_ms, session_id, top]
+        found: list[str] = yield first, self.queue, requests.MessageSessionsBehind(after_ms, session_id, top)
         for partition in partitions[partitions.index(first) + 1 :]:
             if len(found) >= top:
                 break
-            wanted = [after_ms, 0, top - len(found)]
-            found = [*found, *(yield partition, "get-message-sessions", self.queue, wanted)]
+            asked = requests.GetMessageSessions(after_ms, 0, top - len(found))
+            found = [*found, *(yield partition, self.queue, asked)]
         return lambda: encode(found)
 
     # The rule operations need Listen, as in the cloud (management.md 5.4); over HTTP it is Manage.
 
     def _add_rule(self, request: Request, arguments: management.AddRule, answer: Answer) -> None:
-        self._change_rules(request, answer, "add-rule", rule_document(arguments.rule))
+        self._change_rules(request, answer, requests.AddRule(rule_document(arguments.rule)))
 
     def _remove_rule(self, request: Request, arguments: management.RemoveRule, answer: Answer) -> None:
-        self._change_rules(request, answer, "remove-rule", arguments.name)
+        self._change_rules(request, answer, requests.RemoveRule(arguments.name))
 
-    def _change_rules(self, request: Request, answer: Answer, name: str, argument: Any) -> None:
+    def _change_rules(self, request: Request, answer: Answer, change: requests.AddRule | requests.RemoveRule) -> None:
         """The rules of a partitioned topic are on all its partitions: each evaluates them for its messages."""
 
         def encode(_: Any) -> bytes:
             return management.encode_success(request)
 
         if self.entity.is_partitioned:
-            self._ask(request, answer, encode, CHANGE_CATALOG, name, self.entity.name, argument, partition=HOME)
+            name, [argument] = requests.packed(change)
+            self._ask(request, answer, encode, requests.ChangeCatalog([name, self.entity.name, argument]), HOME)
         else:
-            self._ask(request, answer, encode, name, argument)
+            self._ask(request, answer, encode, change)
 
     def _enumerate_rules(self, request: Request, arguments: management.EnumerateRules, answer: Answer) -> None:
         limit = self.max_response_bytes()
@@ -537,7 +528,7 @@ class ManagementRequests(RequestLink):
 
         # Some clients ask for 2^31 rules. One more than fits is enough to notice that they do not fit.
         count = min(arguments.top, limit // MIN_RULE_BYTES + 1)
-        self._ask(request, answer, encode, "enumerate-rules", arguments.skip, count)
+        self._ask(request, answer, encode, requests.EnumerateRules(arguments.skip, count))
 
     def _purge(self, request: Request, arguments: management.Purge, answer: Answer) -> None:
         """Delete step by step, so that others are served, until nothing is left or as many are deleted as there were.
@@ -551,10 +542,10 @@ class ManagementRequests(RequestLink):
         def steps() -> Steps:
             deleted = 0
             for partition in self.entity.partitions:
-                at_first = sum((yield partition, "counts", 0, [queue]).get(queue, ())[:3])
+                at_first = sum((yield partition, 0, requests.Counts([queue])).get(queue, ())[:3])
                 before, count = deleted, 1
                 while True:
-                    count = yield partition, "purge", queue, (places,)
+                    count = yield partition, queue, requests.Purge(places)
                     deleted += count
                     if not count or deleted - before >= at_first or self.link.closed:
                         break
@@ -568,13 +559,9 @@ class ManagementRequests(RequestLink):
         def encode(counts: dict[int, dict[int, list[int]]]) -> bytes:
             return management.encode_counts(request, entity_counts(self.entity, summed(counts.values())))
 
-        wanted = dict.fromkeys(self.entity.partitions, counted_queues(self.entity))
-        self._ask_each(request, answer, encode, "counts", wanted)
+        wanted = dict.fromkeys(self.entity.partitions, requests.Counts(counted_queues(self.entity)))
+        self._ask_each(request, answer, encode, wanted)
 
-
-# Requests that can be a part of a transaction (amqp.md 10.3). Others are done at once: a lock must not end because its
-# renewal waits for the commit.
-_IN_TRANSACTIONS = frozenset(("schedule", "cancel-scheduled", "settle", "set-session-state"))
 
 # Requests that may name a session.
 _OF_SOME_SESSION = (

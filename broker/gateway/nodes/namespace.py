@@ -4,6 +4,7 @@ import time
 from collections import defaultdict
 from typing import Any
 
+from broker import requests
 from broker.catalog.catalog import HOME
 from broker.errors import BrokerError, InternalError
 from broker.gateway.conditions import condition_of
@@ -11,7 +12,6 @@ from broker.gateway.moving import move
 from broker.gateway.nodes.entity_counts import counted_queues, entity_counts, summed
 from broker.gateway.nodes.request_links import Answer, RequestLink
 from broker.gateway.nodes.rules import described_rule
-from broker.gateway.router import CHANGE_CATALOG
 from broker.logging import get_logger
 from broker.namespace.entities import Right
 from protocol.nodes import management
@@ -56,7 +56,7 @@ class NamespaceRequests(RequestLink):
             else:
                 answer(management.encode_entity(request, definition))
 
-        self.request_partition(HOME, CHANGE_CATALOG, 0, change, reply)
+        self.request_partition(HOME, 0, requests.ChangeCatalog(change), reply)
 
     async def _move(self, request: Request, answer: Answer, path: str, partition: int) -> None:
         try:
@@ -106,7 +106,7 @@ class NamespaceRequests(RequestLink):
         if not queues:
             self._answer(request, answer, {})
         for partition, queue_ids in queues.items():
-            self.request_partition(partition, "counts", 0, queue_ids, reply)
+            self.request_partition(partition, 0, requests.Counts(queue_ids), reply)
 
     def _answer(self, request: Request, answer: Answer, counts: dict[str, dict[str, int]]) -> None:
         answer(management.encode_counts_of_all(request, counts))

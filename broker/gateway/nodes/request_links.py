@@ -5,10 +5,10 @@ the node's response link on the session of the request (amqp.md 2.1); never to a
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
+from broker import requests
 from broker.errors import BrokerError, MessageTooLarge, ServerBusy
 from broker.gateway.host import Host
 from broker.gateway.links.intake import OVERRUN, Intake
@@ -197,9 +197,9 @@ class RequestLink(Intake):
         """Do the request, now or later. If this raises a BrokerError or ProtocolError, that is the answer."""
         raise NotImplementedError
 
-    def request_partition(self, partition: int, name: str, queue: int, arguments: Sequence[Any], reply: Reply) -> None:
+    def request_partition(self, partition: int, queue: int, asked: requests.Request, reply: Reply) -> None:
         """Ask a partition, as `Router.request` does, for the client of this link."""
-        self.connection.gateway.router.request(partition, name, queue, arguments, reply, self.connection, asker=self)
+        self.connection.gateway.router.request(partition, queue, asked, reply, self.connection, asker=self)
 
     def fail(self, request: Request, error: Exception, answer: Answer) -> None:
         """Answer a request that cannot be done."""

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 import msgpack
 from aiohttp import ClientConnectionError, ClientPayloadError, web
 
+from broker import requests
 from broker.catalog.catalog import Definition
 from broker.errors import BrokerError, EntityNotFound, InternalError, InvalidArgument, ServerBusy
 from broker.gateway.namespace import Entity, Namespace
@@ -149,7 +150,7 @@ class Journal:
         try:
             async with asyncio.timeout(RULES_SECONDS):
                 while documents := await self._gateway.router.ask(
-                    subscription.partition, "enumerate-rules", queue_id, (len(found), RULES_AT_ONCE)
+                    subscription.partition, queue_id, requests.EnumerateRules(len(found), RULES_AT_ONCE)
                 ):
                     found += [b64encode(msgpack.packb(each)).decode() for each in documents]
         except TimeoutError:

@@ -13,6 +13,7 @@ from xml.etree.ElementTree import Element
 
 from aiohttp import web
 
+from broker import requests
 from broker.atom import documents, entities, rules, xml
 from broker.atom.documents import ENTRY_TYPE, FEED_TYPE, Entry, Page
 from broker.atom.entities import Shown
@@ -21,7 +22,7 @@ from broker.catalog.catalog import HOME
 from broker.errors import BrokerError, EntityNotFound, InvalidArgument, PreconditionFailed, Unauthorized
 from broker.gateway.namespace import Entity, Namespace
 from broker.gateway.nodes.entity_counts import accessed_ms, counted_queues, entity_counts, summed
-from broker.gateway.router import CHANGE_CATALOG, Router
+from broker.gateway.router import Router
 from broker.gateway.web.access import Access
 from broker.gateway.web.endpoint import base_url, body_of
 from broker.gateway.web.pace import Pace, Parts
@@ -102,7 +103,7 @@ class Management:
             if method == "GET" and target.resource not in _METHODS:
                 found = self._find(target.path)
                 if target.resource is Resource.RULE:
-                    await self._ask(found, "get-rule", target.rule)
+                    await self._ask(found, requests.GetRule(target.rule))
             if target.resource is Resource.SUBSCRIPTION:
                 url = f"sb://{base_url(request)[1]}/{target.url_path}"
                 text = f"Unauthorized access for '{_OPERATIONS[method]}Subscription' operation on endpoint '{url}'."
@@ -151,7 +152,7 @@ class Management:
     async def _rules(self, request: web.BaseRequest, target: Target) -> web.Response:
         subscription = self._find(target.path, "subscription")
         skip, top = _paging(request)
-        found = await self._ask(subscription, "enumerate-rules", skip, top + 1)
+        found = await self._ask(subscription, requests.EnumerateRules(skip, top + 1))
         entries = await self._written(self._rule_entry(request, target, each) for each in found[:top])
         return self._feed(self._page(request, target, "Rules", entries, skip, top, len(found) > top))
 
@@ -264,7 +265,7 @@ class Management:
     # -- rules
 
     async def _get_rule(self, request: web.BaseRequest, target: Target) -> web.Response:
-        found = await self._ask(self._find(target.path, "subscription"), "get-rule", target.rule)
+        found = await self._ask(self._find(target.path, "subscription"), requests.GetRule(target.rule))
         return self._entry(self._rule_entry(request, target, found), 200, found["created_ms"])
 
     async def _put_rule(self, request: web.BaseRequest, target: Target) -> web.Response:
@@ -273,27 +274,32 @@ class Management:
         document = rules.read(target.rule, described).document(0)
         is_update = "If-Match" in request.headers
         if is_update:
-            known = await self._ask(subscription, "get-rule", target.rule)
+            known = await self._ask(subscription, requests.GetRule(target.rule))
             _require_match(request, known["created_ms"])
             document["name"] = known["name"]
-        await self._change_rule(subscription, "replace-rule" if is_update else "add-rule", document)
-        made = await self._ask(subscription, "get-rule", target.rule)
+        await self._change_rule(
+            subscription, requests.ReplaceRule(document) if is_update else requests.AddRule(document)
+        )
+        made = await self._ask(subscription, requests.GetRule(target.rule))
         return self._entry(self._rule_entry(request, target, made), 200 if is_update else 201, made["created_ms"])
 
     async def _delete_rule(self, request: web.BaseRequest, target: Target) -> web.Response:
         subscription = self._find(target.path, "subscription")
         if "If-Match" in request.headers:
-            known = await self._ask(subscription, "get-rule", target.rule)
+            known = await self._ask(subscription, requests.GetRule(target.rule))
             _require_match(request, known["created_ms"])
-        await self._change_rule(subscription, "remove-rule", target.rule)
+        await self._change_rule(subscription, requests.RemoveRule(target.rule))
         return web.Response(status=200)
 
-    async def _change_rule(self, subscription: Entity, change: str, argument: Any) -> None:
+    async def _change_rule(
+        self, subscription: Entity, change: requests.AddRule | requests.ReplaceRule | requests.RemoveRule
+    ) -> None:
         """The rules of a partitioned topic are on several partitions, so the home changes them."""
         if subscription.is_partitioned:
-            await self._change(change, subscription.name, argument)
+            name, [argument] = requests.packed(change)
+            await self._change(name, subscription.name, argument)
         else:
-            await self._ask(subscription, change, argument)
+            await self._ask(subscription, change)
 
     _OF_ENTITY: Final[
         dict[tuple[bool, str], Callable[["Management", web.BaseRequest, Target], Awaitable[web.Response]]]
@@ -310,13 +316,13 @@ class Management:
 
     async def _change(self, *change: Any) -> Any:
         try:
-            return await self._gateway.router.ask(HOME, CHANGE_CATALOG, 0, change)
+            return await self._gateway.router.ask(HOME, 0, requests.ChangeCatalog(change))
         except BrokerError as error:
             raise type(error)(entities.with_elements(str(error))) from None
 
-    async def _ask(self, entity: Entity, name: str, *arguments: Any) -> Any:
+    async def _ask(self, entity: Entity, asked: requests.Rule) -> Any:
         """Ask the entity's partition."""
-        return await self._gateway.router.ask(entity.partition, name, entity.queue(Part.MAIN), arguments)
+        return await self._gateway.router.ask(entity.partition, entity.queue(Part.MAIN), asked)
 
     def _find(self, path: str, kind: str = "") -> Entity:
         """Return the entity at `path`. Raises EntityNotFound, also if one of another kind is there."""
@@ -338,8 +344,12 @@ class Management:
             if entity.kind == "topic":
                 topics[entity.partitions[0]].append(entity.entity_id)  # the rules are the same on all of them
         of_queues, of_used, of_topics = (
-            asyncio.gather(*(self._asked(partition, name, ids) for partition, ids in asked.items()))
-            for name, asked in (("counts", queues), ("accessed", used), ("filter-counts", topics))
+            asyncio.gather(*(self._asked(partition, kind(ids)) for partition, ids in asked.items()))
+            for kind, asked in (
+                (requests.Counts, queues),
+                (requests.Accessed, used),
+                (requests.FilterCounts, topics),
+            )
         )
         answers, uses, filters = await asyncio.gather(of_queues, of_used, of_topics)
         filters_of = {topic: (sql, other) for found in filters if found for topic, (sql, other) in found.items()}
@@ -385,11 +395,11 @@ class Management:
         """The largest message where an entity has no limit of its own."""
         return self._gateway.settings.amqp.max_message_size_bytes // 1024
 
-    async def _asked(self, partition: int, name: str, ids: Sequence[int]) -> Any:
-        """What the partition knows of each of these queues or entities; None if it does not answer."""
+    async def _asked(self, partition: int, asked: requests.Request) -> Any:
+        """What the partition knows of queues or entities; None if it does not answer."""
         try:
             async with asyncio.timeout(COUNTS_SECONDS):
-                return await self._gateway.router.ask(partition, name, 0, ids)
+                return await self._gateway.router.ask(partition, 0, asked)
         except (BrokerError, TimeoutError):
             return None
 
