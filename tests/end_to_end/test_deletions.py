@@ -137,7 +137,7 @@ def test_a_queue_that_nobody_uses_is_deleted_and_its_links_end(broker):
     assert home_partition("replies", PARTITIONS) % 2 == 1  # not at the worker of the home
     send(broker, "replies", "witness")
     broker.stop()
-    nearly_over(broker, "replies", QUEUE, left_ms=1500)
+    nearly_over(broker, "replies", QUEUE, left_ms=6000)
     broker.start()
     with RawPeer.connect(broker.amqp_port) as peer:
         handles = [
@@ -213,7 +213,7 @@ def test_a_worker_that_dies_before_the_catalog_knows_changes_nothing_of_it(broke
     """The home's worker is stopped while the queue goes, and killed; or the queue's, when the home has not heard."""
     send(broker, "replies")
     broker.stop()
-    nearly_over(broker, "replies", QUEUE, left_ms=2500)
+    nearly_over(broker, "replies", QUEUE, left_ms=6000)
     broker.start()
     home, own = broker.worker_processes()
     home.suspend()
@@ -230,7 +230,7 @@ def test_a_worker_that_dies_before_the_catalog_knows_changes_nothing_of_it(broke
 def test_a_broker_killed_before_the_catalog_knows_makes_what_is_declared_anew(broker):
     send(broker, "replies", "witness")
     broker.stop()
-    nearly_over(broker, "replies", QUEUE, left_ms=2500)
+    nearly_over(broker, "replies", QUEUE, left_ms=6000)
     broker.start()
     broker.worker_processes()[0].suspend()
     eventually(lambda: logged(broker, '"replies", .*"entity deleted'), "it is deleted")

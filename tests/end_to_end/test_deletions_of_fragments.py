@@ -138,7 +138,7 @@ def test_a_worker_that_dies_while_it_is_decided_delays_the_deletion_only(start, 
     broker = start(2)
     send(broker, *["replies"] * 8)
     broker.stop()
-    nearly_over(broker, QUEUE, left_ms=1500)
+    nearly_over(broker, QUEUE, left_ms=5000)
     broker.start()
     home, other = broker.worker_processes()
     home.suspend()

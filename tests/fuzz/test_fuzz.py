@@ -15,16 +15,16 @@ SEED = int(time.time() // 86_400)
 
 
 def test_the_engine_takes_no_harm():
-    assert fuzz_engine(SEED, 4) > 500
+    assert fuzz_engine(SEED, 4) > 100
 
 
 def test_a_broker_takes_no_harm(tmp_path):
-    assert fuzz_broker(SEED, 5, tmp_path) > 100
+    assert fuzz_broker(SEED, 5, tmp_path) > 20
 
 
 @pytest.mark.parametrize("target", native_targets.TARGETS)
 def test_the_c_of_the_extension_takes_no_harm(target, tmp_path):
-    assert native_targets.change_seeds(target, 1, SEED, tmp_path) > 500
+    assert native_targets.change_seeds(target, 1, SEED, tmp_path) > 100
 
 
 def test_the_session_to_mutate_is_valid():

@@ -86,9 +86,7 @@ class Turn:
         """Assert the invariants of the work lists between two calls; `queues` are those that are open, by queue id."""
         for listed in (self.touched, self.awake, self.outgoing, self.offering, self.browsed):
             assert all(queues.get(queue_id) is queue for queue_id, queue in listed.items()), "work for a closed queue"
-        assert all(queue.outbox or queue.transfers for queue in self.outgoing.values()), (
-            "it cannot forward"
-        )
+        assert all(queue.outbox or queue.transfers for queue in self.outgoing.values()), "it cannot forward"
         assert all(queue.sessions is not None for queue in self.offering.values()), "it has no sessions to offer"
         assert self.work >= 0
         assert self.work_limit is None or self.part_limit > 0, "a part of the turn has no share of the work"
