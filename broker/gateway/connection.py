@@ -16,6 +16,7 @@ from broker.errors import BrokerError, EntityNotFound
 from broker.gateway.bound_links import MAX_LINKS_WITHOUT_RIGHTS, BoundLinks
 from broker.gateway.conditions import condition_of
 from broker.gateway.connection_timers import Timer, Timers
+from broker.gateway.credentials import Credentials
 from broker.gateway.holding import Holding
 from broker.gateway.host import Responder, SessionHolder, Shared
 from broker.gateway.life import (
@@ -42,11 +43,10 @@ from broker.gateway.namespace import Entity
 from broker.gateway.output import Output
 from broker.gateway.pinning import Pinning
 from broker.gateway.reading import Reading
-from broker.gateway.rights import NOT_THE_EMULATORS, Proof, Rights, entity_of
+from broker.gateway.rights import Rights
 from broker.gateway.transactions import Transactions
 from broker.gateway.turn import Gathering
 from broker.gateway.unsent import UnsentOutput
-from broker.keys import EMULATOR_KEY
 from broker.listening import no_delay
 from broker.logging import get_logger
 from broker.repeated_warning import RepeatedWarning
@@ -59,7 +59,7 @@ from protocol.engine.engine import Engine
 from protocol.engine.links import Link, Session
 from protocol.engine.proton.incoming import FramingError, HandleInUse, IllegalState, WorkTooLarge
 from protocol.engine.proton.state_bytes import StateTooLarge
-from protocol.engine.sasl import Identity, IdentityKind, SaslServer
+from protocol.engine.sasl import Identity, SaslServer
 from protocol.engine.unfinished import Pool, Unfinished
 from protocol.errors import InvalidField, ProtocolError
 from protocol.nodes.sas_tokens import Claim
@@ -170,7 +170,6 @@ class ClientConnection(Holder, asyncio.Protocol):
         self._busy = False  # inside the engine: flushes wait until it returns
         self._flush_again = False
         self._timers = Timers()
-        self._denial = "SASL"  # why authentication failed, for the log
         self.sessions: dict[tuple[int, str], SessionHolder] = {}
         self._peer = ""
         self.client_name = ""
@@ -199,8 +198,9 @@ class ClientConnection(Holder, asyncio.Protocol):
         transport.set_write_buffer_limits(high=amqp.max_output_buffer_bytes)
         peer = transport.get_extra_info("peername")
         self._peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unix"
-        self._names = names_of(transport.get_extra_info("peercert"))
-        self._sasl = SaslServer(self._verify_plain, ", ".join(sorted(self._names)))
+        names = names_of(transport.get_extra_info("peercert"))
+        credentials = self._credentials = Credentials(self.gateway.keyring, names, self.rights)
+        self._sasl = SaslServer(credentials.verify_plain, credentials.external)
         no_delay(transport)
         self._is_tls = transport.get_extra_info("ssl_object") is not None
         if self._is_tls:
@@ -386,7 +386,7 @@ class ClientConnection(Holder, asyncio.Protocol):
         if sasl.identity is None:
             self.gateway.metrics.authentication_failures += 1
             self._reason = "authentication failed"
-            self.gateway.denials.happened(self._denial, peer=self._peer)
+            self.gateway.denials.happened(self._credentials.problem, peer=self._peer)
             self._hang_up(self._reason)
             return b""
         self._start_engine(sasl.identity)
@@ -394,24 +394,9 @@ class ClientConnection(Holder, asyncio.Protocol):
         self._sasl = None
         return sasl.rest
 
-    def _verify_plain(self, key_name: str, key: str) -> Identity | None:
-        grants = self.gateway.keyring.verify_plain(key_name, key)
-        if not grants and key == EMULATOR_KEY:
-            self._denial = NOT_THE_EMULATORS
-        for grant in grants:
-            self.rights.grant(grant.entity or "", grant.rights, Proof(key_name, key))
-        return Identity(IdentityKind.KEY, key_name) if grants else None
-
-    def _take_certificate(self) -> None:
-        """The client wants the rights of its certificate. If that has none, it can still put tokens."""
-        for grant in self.gateway.keyring.of_certificate(self._names):
-            self.rights.grant(grant.entity or "", grant.rights, None)
-
     def _start_engine(self, identity: Identity) -> None:
         amqp = self.gateway.settings.amqp
-        if identity.kind is IdentityKind.EXTERNAL:
-            self._take_certificate()
-        self._anonymous = identity.kind is not IdentityKind.KEY
+        self._credentials.accept(identity)
         self.engine = Engine(
             self,
             server=True,
@@ -453,7 +438,7 @@ class ClientConnection(Holder, asyncio.Protocol):
             self.close(
                 conditions.RESOURCE_LIMIT_EXCEEDED, f"The namespace has {limit} connections, which is its limit."
             )
-        elif self._anonymous and self.rights.is_empty:
+        elif self.rights.is_empty and not self._credentials.has_key:
             self._set_deadline(self.gateway.settings.amqp.cbs_timeout_ms, "no valid token was put in time")
         else:
             self._timers.stop(Timer.DEADLINE)
@@ -674,18 +659,10 @@ class ClientConnection(Holder, asyncio.Protocol):
     @_contained
     def rules_changed(self) -> None:
         """Authorization rules or certificates' rights are others now: what a client no longer has ends at once."""
-        if self.state in HAS_ENGINE and self.rights.refresh(self._granted_now):
+        if self.state in HAS_ENGINE and self.rights.refresh(self._credentials.granted_now):
             self._links.detach_uncovered(time.time(), _KEY_CHANGED)
             self._limit_state()
             self.flush()
-
-    def _granted_now(self, path: str, proof: Proof | None) -> frozenset[str]:
-        keyring = self.gateway.keyring
-        if proof is not None:
-            return keyring.rights_of(proof.key_name, proof.key, entity_of(path))
-        return frozenset().union(
-            *(each.rights for each in keyring.of_certificate(self._names) if (each.entity or "") == path)
-        )
 
     # -- time
 
