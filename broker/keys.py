@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from broker.namespace.entities import AuthorizationRule, Description, Right, SubscriptionDescription
-from broker.settings.config import Certificate, ConfigurationError, Security, Settings
+from broker.settings.config import ConfigurationError, Settings
+from broker.settings.security import Certificate, Security
 from storage.data_dir import ROOT_KEY_FILE, RUN
 from storage.durable import write_file
 

@@ -15,7 +15,7 @@ import sys
 from typing import TextIO
 
 from broker.printable import json_text, printable, printable_lines
-from broker.settings.config import Log, LogFormat
+from broker.settings.log import Log, LogFormat
 from broker.settings.secrets import REDACTED, masked
 
 # structlog imports rich if it is there, which costs each process 60 ms at its start; our tracebacks are plain text.

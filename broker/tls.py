@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from broker.logging import get_logger
-from broker.settings.config import ClientCertificates, ConfigurationError, Tls
+from broker.settings.config import ConfigurationError
+from broker.settings.listeners import ClientCertificates, Tls
 
 if TYPE_CHECKING:
     from cryptography import x509

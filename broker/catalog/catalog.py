@@ -35,7 +35,9 @@ from broker.namespace.entities import (
     in_lower_case,
 )
 from broker.namespace.rule_descriptions import DEFAULT_RULE, FILTER_KINDS, RuleDescription
-from broker.settings.config import FORWARDING, MAX_RULES, MAX_SUBSCRIPTIONS, ConfigurationError, Partitioning, Refusal
+from broker.settings.behaviour import Partitioning
+from broker.settings.config import ConfigurationError, Refusal
+from broker.settings.declared import FORWARDING, MAX_RULES, MAX_SUBSCRIPTIONS
 from broker.settings.rule_expressions import futile_expressions
 from storage.records import (
     IDLE_PREFIX,

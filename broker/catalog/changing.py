@@ -36,7 +36,8 @@ from broker.namespace.entities import (
     in_lower_case,
 )
 from broker.namespace.tiers import Sku, refusals
-from broker.settings.config import FORWARDING, Partitioning
+from broker.settings.behaviour import Partitioning
+from broker.settings.declared import FORWARDING
 from protocol import error_texts
 
 

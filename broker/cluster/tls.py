@@ -3,7 +3,8 @@
 import ssl
 from pathlib import Path
 
-from broker.settings.config import Cluster, ConfigurationError
+from broker.settings.cluster import Cluster
+from broker.settings.config import ConfigurationError
 
 
 def server_context(cluster: Cluster) -> ssl.SSLContext | None:

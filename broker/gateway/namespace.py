@@ -7,7 +7,7 @@ from broker.catalog.catalog import Definition
 from broker.errors import EntityDisabled, EntityNotFound, NotAllowed
 from broker.namespace.entities import Description, Status, SubscriptionDescription, TopicDescription
 from broker.namespace.fragments import Keys, fragment_of, partition_of_number, partition_of_token
-from broker.settings.config import MAX_MESSAGE_BYTES
+from broker.settings.listeners import MAX_MESSAGE_BYTES
 from protocol import error_texts
 from protocol.addresses import Address, Part
 from storage.queue_ids import Part as QueuePart

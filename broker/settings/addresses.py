@@ -1,7 +1,8 @@
 """Addresses of workers: the path of a unix socket on this machine, or host and port of a worker on any machine."""
 
-import ipaddress
 from typing import NamedTuple
+
+from broker.settings.hosts import is_loopback
 
 
 class Address(NamedTuple):
@@ -13,12 +14,7 @@ class Address(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        if self.host.lower() == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host.partition("%")[0]).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
 
 
 def parse_address(text: str) -> Address:

@@ -13,7 +13,8 @@ from broker.namespace.durations import format_duration
 from broker.namespace.entities import AuthorizationRule, Frozen, QueueDescription, SubscriptionDescription
 from broker.namespace.rule_descriptions import CorrelationFilter, RuleDescription, SqlAction, SqlFilter, TrueFilter
 from broker.settings.audiences import AUDIENCES, Audience, audience_of
-from broker.settings.config import DeclaredSubscription, DeclaredTopic, Place, Settings
+from broker.settings.config import Place, Settings
+from broker.settings.declared import DeclaredSubscription, DeclaredTopic
 from broker.settings.emulator_config import (
     ALL_PROPERTIES,
     CORRELATION_PROPERTIES,

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from broker.keys import SECURITY_FILE, write_security
 from broker.logging import get_logger
-from broker.settings.config import ConfigurationError, Security, Settings
+from broker.settings.config import ConfigurationError, Settings
+from broker.settings.security import Security
 
 log = get_logger("supervisor")
 

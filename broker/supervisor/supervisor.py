@@ -18,7 +18,8 @@ from broker.logging import configure_logging, get_logger
 from broker.namespace.entities import Frozen
 from broker.ports_file import remove_ports, write_ports
 from broker.printable import printable
-from broker.settings.config import ConfigurationError, NoRoom, Settings, is_loopback
+from broker.settings.config import ConfigurationError, NoRoom, Settings
+from broker.settings.hosts import is_loopback
 from broker.settings.variables import PURE_VARIABLE
 from broker.supervisor import interpreters
 from broker.supervisor.definitions import InLine, bring_in_line

@@ -29,7 +29,7 @@ from broker.pairing.namespaces import Namespace, name_of
 from broker.pairing.options import MAX_BACKLOG_QUEUES, InvalidPairing
 from broker.pairing.syphon.checks import Found, check
 from broker.pairing.syphon.options import SyphonOptions
-from broker.settings.config import Log, LogLevel
+from broker.settings.log import Log, LogLevel
 from pipeline.jobs import running
 from pipeline.jobs.changing.draining import Drained, End, Plan, drain
 from pipeline.jobs.report import Duration, Headline, Report, Section, Table, counted

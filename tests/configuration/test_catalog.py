@@ -27,7 +27,8 @@ from broker.namespace.rule_descriptions import DEFAULT_RULE, RuleDescription, Sq
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
 from broker.partition.state.terms import Terms
-from broker.settings.config import ConfigurationError, Partitioning
+from broker.settings.behaviour import Partitioning
+from broker.settings.config import ConfigurationError
 from storage.lmdb_store import LmdbStore
 from storage.memory import MemoryStore
 from storage.records import decode_document, encode_document, entity_key, rule_key

@@ -25,7 +25,7 @@ from broker.namespace.entities import Description, QueueDescription, Subscriptio
 from broker.namespace.rule_descriptions import RuleDescription, SqlFilter
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
-from broker.settings.config import Partitioning
+from broker.settings.behaviour import Partitioning
 from broker.worker.copies import Copies
 from broker.worker.held_changes import HoldBounds
 from broker.worker.home import GATEWAYS_MS, HANGS_MS, Done, Home

@@ -11,8 +11,9 @@ from broker.namespace.rule_descriptions import (
     SqlAction,
     SqlFilter,
 )
-from broker.settings.config import ConfigurationError, LogLevel, Settings
+from broker.settings.config import ConfigurationError, Settings
 from broker.settings.internal import ADVICE, INTERNAL
+from broker.settings.log import LogLevel
 from broker.settings.sources import FLAGS, MAX_FILE_BYTES, leaves, load, variable
 from protocol.codec import Long
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from broker.settings.config import ConfigurationError, JournalMode
+from broker.settings.config import ConfigurationError
 from broker.settings.sources import load
+from broker.settings.stores import JournalMode
 
 
 def test_patterns_keep_their_order_in_a_file_and_in_a_variable(tmp_path):

@@ -6,7 +6,8 @@ import pytest
 import structlog
 
 from broker.logging import configure_logging
-from broker.settings.config import Log, LogFormat, Settings
+from broker.settings.config import Settings
+from broker.settings.log import Log, LogFormat
 
 
 class Terminal(io.StringIO):

@@ -8,8 +8,12 @@ from pydantic.fields import FieldInfo
 from broker.namespace.entities import AuthorizationRule, QueueDescription
 from broker.namespace.rule_descriptions import CorrelationFilter, RuleDescription, RuleValue, SqlAction, SqlFilter
 from broker.settings.audiences import AUDIENCES, audience_of
-from broker.settings.config import MIB, Amqp, DeclaredSubscription, DeclaredTopic, Settings, is_loopback
+from broker.settings.config import Settings
+from broker.settings.declared import DeclaredSubscription, DeclaredTopic
+from broker.settings.fields import MIB
+from broker.settings.hosts import is_loopback
 from broker.settings.internal import INTERNAL
+from broker.settings.listeners import Amqp
 from broker.settings.placement import PARTITIONS, guess
 from broker.settings.reference import document
 from broker.settings.sources import leaves, section_of, variable

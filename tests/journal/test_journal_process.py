@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 from broker.child import Instructions
-from broker.settings.config import Journal, JournalMode, Settings
+from broker.settings.config import Settings
+from broker.settings.stores import Journal, JournalMode
 from storage.data_dir import RUN
 from storage.log.follower import durable_lsn, position_path, read_position
 from tests.brokers import REPOSITORY

@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from broker.listening import REST_SECONDS, Listener, cannot_listen, listen, try_to_listen
-from broker.settings.config import Tls
+from broker.settings.listeners import Tls
 from broker.tls import ServerTls
 from tests.brokers import REPOSITORY
 from tests.patience import PATIENCE_S, until

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.settings.config import Security, Settings
+from broker.settings.config import Settings
+from broker.settings.security import Security
 from broker.supervisor.supervisor import opened_by_known_key, shown_key, start_text
 from storage.data_dir import DataDirectory
 from storage.lmdb_store import LmdbStore

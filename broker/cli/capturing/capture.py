@@ -11,7 +11,7 @@ from broker.cli.pairing.intervals import milliseconds
 from broker.cli.pairing.options import LogLevelOption, OpsHostOption, OpsPortOption, require_ops_port
 from broker.cli.quantities import people_size, size_in
 from broker.cli.target import BrokerOptions, connected_by_http, http_address, parsed, trusted
-from broker.settings.config import LogLevel
+from broker.settings.log import LogLevel
 from storage.wording import counted
 
 if TYPE_CHECKING:

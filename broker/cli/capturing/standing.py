@@ -9,7 +9,7 @@ from broker.capture.service import CaptureService
 from broker.cli.pairing.operations import Operations, end_by_signals, serve_operations
 from broker.cli.progress import Bar, progress
 from broker.logging import configure_logging
-from broker.settings.config import Log, LogLevel
+from broker.settings.log import Log, LogLevel
 
 if TYPE_CHECKING:
     from broker.exposition import Families

@@ -12,7 +12,7 @@ from broker.cli.pairing.operations import Operations, end_by_signals, serve_oper
 from broker.cli.progress import Bar, progress
 from broker.logging import configure_logging
 from broker.pairing.syphon.service import Service
-from broker.settings.config import Log, LogLevel
+from broker.settings.log import Log, LogLevel
 
 if TYPE_CHECKING:
     from broker.exposition import Families

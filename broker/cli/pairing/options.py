@@ -7,7 +7,7 @@ import typer
 from broker.cli.needing import refuse
 from broker.cli.target import http_address, parsed, trusted
 from broker.pairing.options import MAX_BACKLOG_QUEUES
-from broker.settings.config import Log, LogLevel
+from broker.settings.log import Log, LogLevel
 
 if TYPE_CHECKING:
     from broker.pairing.namespaces import Namespace

@@ -23,7 +23,7 @@ from broker.cli.pairing.options import (
     require_ops_port,
 )
 from broker.cli.target import CaFileOption
-from broker.settings.config import LogLevel
+from broker.settings.log import LogLevel
 from protocol.host_names import DEFAULT_HOST_NAMES, is_pattern
 
 if TYPE_CHECKING:
@@ -137,7 +137,8 @@ def _server_tls(certificate: Path | None, key: Path | None) -> "ServerTls | None
         return None
     if certificate is None or key is None:
         fail("give both --tls-certificate and --tls-key, or neither", WRONG_USE)
-    from broker.settings.config import ConfigurationError, Tls
+    from broker.settings.config import ConfigurationError
+    from broker.settings.listeners import Tls
     from broker.tls import ServerTls
 
     try:

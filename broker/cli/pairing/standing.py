@@ -13,7 +13,8 @@ from broker.cli.pairing.operations import Operations, end_by_signals, serve_oper
 from broker.gateway.limits.descriptors import raise_limit
 from broker.logging import configure_logging, get_logger
 from broker.pairing.sidecar.service import Setup, Sidecar
-from broker.settings.config import ConfigurationError, Log, LogLevel
+from broker.settings.config import ConfigurationError
+from broker.settings.log import Log, LogLevel
 
 if TYPE_CHECKING:
     from broker.exposition import Families

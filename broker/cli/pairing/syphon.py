@@ -21,7 +21,7 @@ from broker.cli.pairing.options import (
     require_ops_port,
 )
 from broker.cli.target import CaFileOption
-from broker.settings.config import LogLevel
+from broker.settings.log import LogLevel
 
 app = typer.Typer()
 

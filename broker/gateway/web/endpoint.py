@@ -29,7 +29,7 @@ from broker.listening import Listener, listen
 from broker.logging import get_logger
 from broker.metrics import GatewayMetrics
 from broker.repeated_warning import RepeatedWarning
-from broker.settings.config import Http
+from broker.settings.listeners import Http
 from broker.tls import ServerTls
 from protocol.engine.unfinished import Pool, Unfinished
 from protocol.error_texts import tracked

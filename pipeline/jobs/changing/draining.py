@@ -23,7 +23,7 @@ from broker.pairing.syphon.draining import Drain, Options
 from broker.pairing.syphon.leases import Lease, LeaseLost
 from broker.pairing.syphon.primary import Primary
 from broker.pairing.syphon.rate import Rate
-from broker.settings.config import Log
+from broker.settings.log import Log
 from protocol import conditions
 from protocol.client.connection import Connection, connect_to
 from protocol.client.errors import ClientError
