@@ -42,7 +42,7 @@ class Authority:
     """The authority in a directory: ca.pem, ca.key, and truststore.p12 for Java."""
 
     def __init__(self, directory: Path) -> None:
-        """Made if it is not there. Raises NotAnAuthority, OSError."""
+        """Open the authority, and make it if it is not there. Raises NotAnAuthority, OSError."""
         self._directory = directory
         self.certificate_file = directory / "ca.pem"
         self.trust_store = directory / "truststore.p12"
@@ -104,7 +104,7 @@ class Authority:
         return files
 
     def advice(self) -> str:
-        """How each SDK is told to trust it."""
+        """Return how each SDK is told to trust it."""
         ca, store = (path.absolute() for path in (self.certificate_file, self.trust_store))
         return _ADVICE.format(ca=ca, store=store, password=TRUST_STORE_PASSWORD)
 
@@ -147,7 +147,7 @@ def _alternative(host: str) -> x509.GeneralName:
 
 
 def is_host(text: str) -> bool:
-    """True if it is an IP address or a DNS name, whose first label may be *."""
+    """Return True if it is an IP address or a DNS name, whose first label may be *."""
     try:
         ipaddress.ip_address(text)
     except ValueError:
@@ -157,7 +157,7 @@ def is_host(text: str) -> bool:
 
 
 def is_client(text: str) -> bool:
-    """True if it can be the name of a client, and of its files."""
+    """Return True if it can be the name of a client, and of its files."""
     return is_host(text) and "*" not in text and text.lower() not in _OWN
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def of_broker(settings: Settings, key_name: str, entity: str | None, *, tls: bool) -> str:
-    """Raises ConfigurationError, OSError."""
+    """Return the connection string of a broker for a key. Raises ConfigurationError, OSError."""
     ports = running_ports(settings.data_dir)
     key = _namespace_key(settings, key_name) if entity is None else _entity_key(settings, ports, entity, key_name)
     for what, part in (
@@ -45,7 +45,7 @@ def _amqp_port(settings: Settings, ports: Ports | None, *, tls: bool) -> int:
 
 
 def _keyring(settings: Settings) -> Keyring:
-    """Without the root key if there is none yet."""
+    """Return the keys of the namespace, without the root key if there is none yet."""
     if makes_root_key(settings):
         return Keyring(settings.security.authorization_rules)
     return Keyring.of(with_root_key(settings).security)
@@ -118,7 +118,7 @@ def _address(settings: Settings, ports: Ports) -> "Address":
 
 
 def _trust(settings: Settings) -> "ssl.SSLContext":
-    """The broker's own certificate, which may be for other names than the loopback address."""
+    """Return the broker's own certificate, which may be for other names than the loopback address."""
     import ssl
 
     context = ssl.create_default_context(cafile=settings.tls.certificate)

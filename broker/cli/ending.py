@@ -18,7 +18,7 @@ def fail(text: str, code: int = FAILED) -> NoReturn:
 
 
 def told(error: Exception) -> str:
-    """The text of an error for users: without what is for the service's own support."""
+    """Return the text of an error for users: without what is for the service's own support."""
     description, condition = getattr(error, "description", None), getattr(error, "condition", "")
     if not description:
         return str(error)

@@ -20,7 +20,7 @@ DEAD_LETTER_SUFFIX = "/$deadletterqueue"
 
 
 def named(name: str | None) -> str | None:
-    """For arguments and options that name an entity."""
+    """Check the name of an entity that an argument or option gives."""
     if name is not None and not name.strip("/"):
         raise typer.BadParameter("names nothing")
     return name
@@ -64,7 +64,7 @@ StateOption = Annotated[
 
 
 def state_of(message: "Message") -> State | None:
-    """Of a message that was browsed; None for one that was received."""
+    """Return the state of a message that was browsed; None for one that was received."""
     state = message.annotations.get("x-opt-message-state")
     return None if state is None else (State.ACTIVE, State.DEFERRED, State.SCHEDULED)[state]
 
@@ -80,7 +80,7 @@ def require_values(values: Mapping[str, Any]) -> None:
 
 
 def corrected(message: "Message", changes: Mapping[str, Any], removals: Sequence[str] = ()) -> "Message":
-    """A dead-lettered message as a message to send again: without the broker's annotations, with changed properties.
+    """Return a dead-lettered message to send again, without the broker's annotations and with changed properties.
 
     Its time to live starts again.
     """
@@ -113,7 +113,7 @@ def corrected(message: "Message", changes: Mapping[str, Any], removals: Sequence
 
 
 def print_message(message: "Message") -> None:
-    """One line of JSON; what the message does not have is left out."""
+    """Print a message as one line of JSON; what it does not have is left out."""
     annotations = message.annotations
     times = {
         name: datetime.fromtimestamp(annotations[key] / 1000, UTC).isoformat(timespec="milliseconds")
@@ -137,7 +137,7 @@ def print_message(message: "Message") -> None:
 
 
 def _plain(value: Any) -> Any:
-    """An AMQP value as a JSON value; bytes that are not text become {"base64": ...}."""
+    """Return an AMQP value as a JSON value; bytes that are not text become {"base64": ...}."""
     if isinstance(value, dict):
         return {str(_plain(key)): _plain(item) for key, item in value.items()}
     if isinstance(value, bytes):

@@ -18,13 +18,13 @@ Cells = Sequence[Sequence[str | int | None]]
 
 
 def print_json(value: Any, *, is_line: bool = False) -> None:
-    """On several lines, or on one, where many values follow each other."""
+    """Print a value on several lines, or on one, where many values follow each other."""
     typer.echo(json_text(value, indent=None if is_line else 2))
     sys.stdout.flush()
 
 
 def print_table(head: Sequence[str], rows: Cells) -> None:
-    """Numbers stand at the right; None is empty; there may be no `head`.
+    """Print a table. Numbers stand at the right; None is empty; there may be no `head`.
 
     Without a terminal no cell is cut, and columns are two spaces apart.
     """
@@ -45,7 +45,7 @@ def print_table(head: Sequence[str], rows: Cells) -> None:
 
 
 def rich_table(head: Sequence[str], rows: Cells) -> "Table":
-    """The table for a terminal."""
+    """Return the table for a terminal."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -64,5 +64,5 @@ def _texts(rows: Cells) -> list[list[str]]:
 
 
 def _numeric(head: Sequence[str], rows: Cells) -> list[bool]:
-    """For each column whether it has numbers alone."""
+    """Return for each column whether it has numbers alone."""
     return [bool(rows) and all(isinstance(row[at], int | None) for row in rows) for at in range(len(head or rows[0]))]

@@ -21,7 +21,7 @@ UnsetOption = Annotated[
 
 
 def pairs(given: Sequence[str] | None, option: str) -> dict[str, Any]:
-    """The values by name. Ends the command if one makes no sense."""
+    """Return the values by name. Ends the command if one makes no sense."""
     values: dict[str, Any] = {}
     for pair in given or ():
         name, equals, text = pair.partition("=")

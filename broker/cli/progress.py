@@ -23,13 +23,13 @@ class Bar:
         return self._shown is not None
 
     def advance(self, count: int = 1) -> None:
-        """So many more are done."""
+        """Say that so many more are done."""
         if self._shown is not None:
             [task] = self._shown.tasks
             self._shown.update(task.id, advance=count)
 
     def expect(self, count: int) -> None:
-        """So many more are to be done."""
+        """Say that so many more are to be done."""
         if self._shown is not None:
             [task] = self._shown.tasks
             known = task.completed if task.total is None else task.total

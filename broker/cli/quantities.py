@@ -14,7 +14,7 @@ _SIZES: Final = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 <<
 
 
 def duration_text(text: str) -> str:
-    """The ISO 8601 form of 30s, 1h30m, 7d, 250ms, PT30S, or unlimited. Raises ValueError, with the fix."""
+    """Return the ISO 8601 form of 30s, 1h30m, 7d, 250ms, PT30S, or unlimited. Raises ValueError, with the fix."""
     given = text.strip()
     if given.lower() in _UNLIMITED_WORDS:
         return UNLIMITED
@@ -26,7 +26,7 @@ def duration_text(text: str) -> str:
 
 
 def duration_ms(text: str) -> int:
-    """Milliseconds, of the same texts. Raises ValueError, with the fix."""
+    """Return milliseconds, of the same texts. Raises ValueError, with the fix."""
     return parse_duration(duration_text(text))
 
 
@@ -39,7 +39,7 @@ def _sum_of_parts(text: str) -> int:
 
 
 def people_duration(iso: str) -> str:
-    """The ISO 8601 duration as 1h30m; as it is, if it is none."""
+    """Return the ISO 8601 duration as 1h30m; as it is, if it is none."""
     try:
         duration_ms = parse_duration(iso)
     except ValueError:
@@ -55,7 +55,7 @@ def people_duration(iso: str) -> str:
 
 
 def size_in(unit: str, text: str) -> str:
-    """How many of `unit` (KB, MB) a size is; without a unit it is in this one. Raises ValueError, with the fix."""
+    """Return a size in `unit` (KB, MB); without a unit it is in this one. Raises ValueError with the fix."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"is no size such as 1GB, 512KB or a number of {unit}")
@@ -66,7 +66,7 @@ def size_in(unit: str, text: str) -> str:
 
 
 def people_size(size_bytes: int) -> str:
-    """With one digit behind the point: 512 B, 1.5 MB."""
+    """Return a size with one digit behind the point: 512 B, 1.5 MB."""
     size = float(size_bytes)
     for unit in ("B", "KB", "MB", "GB"):
         if size < 1024:

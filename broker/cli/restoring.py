@@ -31,7 +31,10 @@ class Asked(NamedTuple):
 
 
 def restore_capture(url: str, settings: Settings, asked: Asked) -> None:
-    """Raises MaintenanceError, DataDirectoryError, ConfigurationError, StoreError, OSError."""
+    """Make a data directory of a capture, and say how far it is.
+
+    Raises MaintenanceError, DataDirectoryError, ConfigurationError, StoreError, OSError.
+    """
     from broker.restoring.from_capture import Wishes, restore
     from storage.capture.errors import CaptureError
 

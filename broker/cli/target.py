@@ -98,7 +98,7 @@ def _with_options(command: Callable[..., None], options: dict[str, Any]) -> Call
 def parsed(
     connection_string: str | None, option: str = "--connection-string", variable: str = CONNECTION_STRING_VARIABLE
 ) -> "ConnectionString":
-    """The connection string of `option`, or else of `variable`. Ends the command if it is missing or makes no sense."""
+    """Return the connection string of `option`, else of `variable`. Ends the command if none makes sense."""
     from protocol.client.connection_string import ConnectionString, InvalidConnectionString
 
     if not connection_string:
@@ -111,7 +111,7 @@ def parsed(
 
 
 def http_address(target: "ConnectionString", given: str | None, option: str = "--http-endpoint") -> Address:
-    """The address that `option` gives, or the usual one of the host. Ends the command if it makes no sense."""
+    """Return the address that `option` gives, or the usual one of the host. Ends the command if it makes no sense."""
     if not given:
         return usual_address(target.host, target.tls)
     try:
@@ -121,7 +121,7 @@ def http_address(target: "ConnectionString", given: str | None, option: str = "-
 
 
 def trusted(ca_file: str | None) -> "ssl.SSLContext":
-    """The authorities to trust. Ends the command if the file has none."""
+    """Return the authorities to trust. Ends the command if the file has none."""
     import ssl
 
     try:

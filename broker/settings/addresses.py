@@ -18,7 +18,7 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str) -> Address:
-    """host:port, or [IPv6 address]:port. Raises ValueError."""
+    """Read host:port, or [IPv6 address]:port. Raises ValueError."""
     host, colon, port = text.strip().rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]

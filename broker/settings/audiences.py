@@ -6,7 +6,7 @@ from broker.settings.config import Place
 
 
 class Audience(NamedTuple):
-    """Those who need some settings. A member is a section, or a setting with its section, which goes before that."""
+    """It needs some settings. A member is a section, or a setting of a section, which counts before that section."""
 
     title: str
     words: str

@@ -202,7 +202,7 @@ class Settings(Frozen):
 
     @property
     def entities(self) -> list[Description]:
-        """All declared entities, each topic before its subscriptions."""
+        """Return all declared entities, each topic before its subscriptions."""
         found: list[Description] = list(self.queues)
         for topic in self.topics:
             found.append(topic.description())
@@ -211,7 +211,7 @@ class Settings(Frozen):
 
     @property
     def rules(self) -> dict[str, tuple[RuleDescription, ...]]:
-        """The declared rules by the path of their subscription, in lower case; a path is missing if there are none."""
+        """Return the declared rules by the path of their subscription, in lower case, for those that declare some."""
         return {
             subscription.description(topic.name).path.lower(): subscription.rules
             for topic in self.topics
@@ -221,7 +221,7 @@ class Settings(Frozen):
 
     @property
     def partitions_here(self) -> tuple[int, ...]:
-        """Those of this worker of a cluster, else all of the namespace."""
+        """Return the partitions of this worker of a cluster, else all of the namespace."""
         return tuple(sorted(self.cluster.owned)) or tuple(range(self.partitions))
 
     @property
@@ -235,7 +235,7 @@ class Settings(Frozen):
 
     @property
     def poll_seconds(self) -> float:
-        """The time for which processes may poll before they sleep: see `broker.idle_polling`."""
+        """Return the time for which processes may poll before they sleep: see `broker.idle_polling`."""
         if self.idle_poll_us is not None:
             return self.idle_poll_us / 1_000_000
         return 0.0 if placement.processors() == 1 or placement.has_processor_limit() else IDLE_POLL_SECONDS
@@ -247,17 +247,17 @@ class Settings(Frozen):
 
     @property
     def worker_count(self) -> int:
-        """Workers, each with a log and some of the partitions; also when the only one has no process of its own."""
+        """Return the number of workers, each with a log. The only one may have no process of its own."""
         return placement.worker_count(self.workers, self.partitions)
 
     @property
     def workers_here(self) -> int:
-        """Workers with this data directory."""
+        """Return the number of workers with this data directory."""
         return 1 if self.cluster.workers else self.worker_count
 
     @property
     def listeners(self) -> list[tuple[str, str, int]]:
-        """(setting, host, port) of each fixed port."""
+        """Return (setting, host, port) of each fixed port."""
         listeners = (
             ("amqp.port", self.amqp.host, self.amqp.port),
             ("amqp.tls_port", self.amqp.host, self.amqp.tls_port),

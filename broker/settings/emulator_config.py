@@ -155,7 +155,7 @@ _STRING_OR_COMMENT = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\n]*|/\*.*?\*/', re.DOTA
 
 
 def without_comments(text: str) -> str:
-    """JSON with blanks for comments, so that everything else keeps its line and column."""
+    """Return JSON with blanks for comments, so that everything else keeps its line and column."""
 
     def blank(match: re.Match[str]) -> str:
         return match[0] if match[0].startswith('"') else re.sub(r"[^\n]", " ", match[0])
@@ -168,7 +168,7 @@ _TRAILING_COMMA = re.compile(r'("(?:[^"\\]|\\.)*"|[^\s",\[{:])(\s*),(?=\s*[\]}])
 
 
 def parse(text: str) -> Any:
-    """The value of JSON that may hold comments and commas behind last members. Raises ValueError, RecursionError."""
+    """Read JSON that may hold comments, and commas behind last members. Raises ValueError, RecursionError."""
 
     def blank(match: re.Match[str]) -> str:
         return match[0] if match[1] is None else f"{match[1]}{match[2]} "
@@ -189,7 +189,7 @@ def _members_once(members: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _may_hold_entities(value: Any) -> bool:
-    """True for an array of objects, and for an object that has one, at any depth, by the name of entities or rules."""
+    """Return True for an array of objects, and for an object that has one named as entities or rules, at any depth."""
     waiting = [("rules", value)]
     while waiting:
         key, value = waiting.pop()
@@ -317,7 +317,7 @@ class _Reader:
         return {"name": members["Name"]} if "Name" in members else {}
 
     def _entity(self, key: Place, at: str, members: dict[str, Any], known: tuple[_Property, ...]) -> dict[str, Any]:
-        """The fields of the entity's description."""
+        """Return the fields of the entity's description."""
         fields = self._named(key, at, members)
         names = tuple(item.name for item in known)
         properties = self._members(f"{at}.Properties", members.get("Properties", {}), names)
@@ -334,7 +334,7 @@ class _Reader:
         return fields
 
     def _members(self, at: str, value: Any, known: tuple[str, ...]) -> dict[str, Any]:
-        """The members of an object that are there, under their documented names."""
+        """Return the members of an object that are there, under their documented names."""
         if not isinstance(value, dict):
             self._problem(at, "is missing" if value is None else "must be an object")
             return {}

@@ -21,14 +21,14 @@ BUILT_IN_FILE: Final = "peeklock.toml"  # there, too: the file of settings as th
 
 
 def image_of_emulator(environment: Mapping[str, str]) -> Path | None:
-    """The directory of the image's own files, where this is the image and the emulator's licence is accepted."""
+    """Return the directory of the image's own files, where this is the image and the emulator's licence is accepted."""
     is_accepted = environment.get(ACCEPTED_VARIABLE, "").strip().upper() == "Y"
     directory = environment.get(IMAGE_VARIABLE)
     return Path(directory) if is_accepted and directory else None
 
 
 def reason_against(image: Path, file: Path, given: Mapping[str, Any], *, is_named: bool) -> str | None:
-    """Why the image is not the emulator, or None if it is.
+    """Return why the image is not the emulator, or None if it is.
 
     `file` is the one that would be read, and `is_named` says whether an option names it. `given` are the values of
     flags and variables, by section and name, not checked yet.

@@ -116,7 +116,7 @@ class Amqp(Frozen):
 
     @property
     def channel_max(self) -> int:
-        """The highest channel number, as open carries it (2.7.1)."""
+        """Return the highest channel number, as open carries it (2.7.1)."""
         return self.max_sessions_per_connection - 1
 
     @property
@@ -133,7 +133,7 @@ class Amqp(Frozen):
 
     @property
     def handle_max(self) -> int:
-        """The highest handle, as begin carries it (2.7.2)."""
+        """Return the highest handle, as begin carries it (2.7.2)."""
         return self.max_links_per_session - 1
 
     @model_validator(mode="after")

@@ -26,7 +26,7 @@ def processors() -> int:
 
 
 def has_processor_limit(root: str = "/") -> bool:
-    """True if a control group, of which containers are made, may use less than the processors that there are."""
+    """Return True if a control group, of which containers are made, may use less than the processors that there are."""
     for line in _text(f"{root}proc/self/cgroup").splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
         if controllers and "cpu" not in controllers.split(","):
@@ -40,7 +40,7 @@ def has_processor_limit(root: str = "/") -> bool:
 
 
 def _with_parents(group: str) -> Iterator[str]:
-    """The path of a control group, and of those that it is in; the last is empty."""
+    """Return the path of a control group, and of those that it is in; the last is empty."""
     while group.strip("/"):
         yield group
         group = group.rpartition("/")[0]
@@ -48,7 +48,7 @@ def _with_parents(group: str) -> Iterator[str]:
 
 
 def _text(path: str) -> str:
-    """Empty if it cannot be read."""
+    """Return the text of a file, which is empty if it cannot be read."""
     try:
         with open(path, errors="surrogateescape") as file:  # noqa: PTH123 - pathlib takes long to import
             return file.read()
@@ -66,12 +66,12 @@ def is_one_process(workers: int | None, gateways: int) -> bool:
 
 
 def worker_count(workers: int | None, partitions: int) -> int:
-    """Workers, each with a log and some of the partitions; also when the only one has no process of its own."""
+    """Return the number of workers, each with a log. The only one may have no process of its own."""
     return max(1, min(partitions, processors() - 1) if workers is None else workers)
 
 
 def guess(arguments: Sequence[str], environment: Mapping[str, str]) -> Guess:
-    """What the settings will say, before they are read and checked: from flags, else variables, else the file."""
+    """Guess what the settings will say, before they are read: from flags, else variables, else the file."""
     given = _in_file(_flag(arguments, CONFIG_FLAG) or config_file(environment.get(CONFIG_VARIABLE, "")))
     for name in ("workers", "gateways", "partitions"):
         if text := environment.get(f"{VARIABLE_PREFIX}{name.upper()}"):
@@ -95,7 +95,7 @@ def _flag(arguments: Sequence[str], name: str) -> str:
 
 
 def _in_file(path: str) -> dict[str, Any]:
-    """Empty if it is no TOML, or no file: a pipe could be read only once."""
+    """Read the file; the result is empty if it is no TOML, or no file: a pipe could be read only once."""
     if not os.path.isfile(path):  # noqa: PTH113 - pathlib takes long to import
         return {}
     import tomllib

@@ -157,7 +157,7 @@ _TABLE = "| Setting | Default | Allowed | Meaning |\n|---|---|---|---|\n"
 
 
 def document() -> str:
-    """docs/configuration.md"""
+    """Return the text of docs/configuration.md."""
     flags = {place: flag for flag, places in FLAGS.items() for place in places}
     rows: dict[tuple[Audience, str], list[str]] = {}
     for place, field in leaves().items():
@@ -264,7 +264,7 @@ def _allowed(field: FieldInfo, off: bool) -> str:
 
 
 def show(loaded: Loaded) -> str:
-    """The settings in force as TOML, with comments that say where each was set; keys are masked."""
+    """Return the settings in force as TOML, with comments that say where each was set; keys are masked."""
     values = loaded.settings.model_dump(mode="json")
     general, sections = [], []
     for name, field in Settings.model_fields.items():
@@ -290,7 +290,7 @@ def _line(loaded: Loaded, place: Place, value: Any) -> str:
 
 
 def _toml(value: Any, name: str) -> str:
-    """An inline TOML value; members without value are left out, and keys are masked."""
+    """Return an inline TOML value; members without value are left out, and keys are masked."""
     if isinstance(value, dict):
         members = (f"{_key(key)} = {_toml(member, key)}" for key, member in value.items() if member is not None)
         return "{" + ", ".join(members) + "}"

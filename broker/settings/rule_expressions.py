@@ -11,7 +11,7 @@ from protocol.symbols import CORRELATION_FIELDS
 
 
 def wrong_expressions(rule: RuleDescription) -> Iterable[tuple[Place, str]]:
-    """The expressions of a rule that cannot be compiled: field, and what is wrong."""
+    """Yield the expressions of a rule that cannot be compiled: field, and what is wrong."""
     from broker.rules import CorrelationFilter as CompiledCorrelation
     from broker.rules import InvalidRule, compile_action, compile_filter
 
@@ -32,7 +32,7 @@ def wrong_expressions(rule: RuleDescription) -> Iterable[tuple[Place, str]]:
 
 
 def futile_expressions(rule: RuleDescription) -> Iterable[tuple[Place, str]]:
-    """The expressions of a rule, all of which can be compiled, that fail on every message: field, and why."""
+    """Yield the expressions of a rule, all of which can be compiled, that fail on every message: field, and why."""
     from broker.rules import compile_action, compile_filter
 
     described = rule.filter

@@ -9,5 +9,5 @@ _SECRET_TEXT = re.compile(
 
 
 def masked(text: str) -> str:
-    """`text` with every key in it replaced by stars."""
+    """Return `text` with every key in it replaced by stars."""
     return _SECRET_TEXT.sub(rf"\1\2{REDACTED}", text) if "=" in text or ":" in text else text

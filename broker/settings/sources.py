@@ -104,7 +104,7 @@ class Loaded(NamedTuple):
     not_emulator: str | None = None  # why the image is not the emulator, although its licence is accepted
 
     def spelled(self, refusal: Refusal | str) -> str:
-        """What is wrong with a declared entity, where a file has it if that has other names than we."""
+        """Return what is wrong with a declared entity, where a file has it if that has other names than we."""
         place = () if isinstance(refusal, str) else self._place_of(refusal.path)
         if isinstance(refusal, str) or place not in self.origins:
             return str(refusal)
@@ -133,7 +133,7 @@ def load(
     environment: Mapping[str, str] | None = None,
     known_flags: Mapping[str, tuple[str, ...]] = FLAGS,
 ) -> Loaded:
-    """Settings from a file (else the one that PEEKLOCK_CONFIG names), an environment, and flags (a known one: text).
+    """Read settings from a file (else that of PEEKLOCK_CONFIG), an environment, and flags (a known one: text).
 
     Raises ConfigurationError with everything that is wrong.
     """
@@ -183,7 +183,7 @@ def optional(field: FieldInfo) -> bool:
 
 
 def limits(field: FieldInfo) -> str | None:
-    """The limits of a number or a count in words: "from 0 to 65535"; None if there are none."""
+    """Return the limits of a number or a count in words: "from 0 to 65535"; None if there are none."""
     metadata = [*field.metadata, *(item for kind in get_args(field.annotation) for item in _metadata(kind))]
     low = next((f"from {item.ge}" for item in metadata if isinstance(item, annotated_types.Ge)), None)
     low = low or next((f"above {item.gt}" for item in metadata if isinstance(item, annotated_types.Gt)), None)
@@ -201,7 +201,7 @@ def _metadata(kind: Any) -> Iterable[Any]:
 
 
 def dotted(place: Place) -> str:
-    """The place as text: queues[0].name"""
+    """Return the place as text: queues[0].name"""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
 
 
@@ -272,7 +272,7 @@ class _Sources:
         self._ignored += [Problem(f"{path}: {problem.spelling}", problem.text) for problem in reading.ignored]
 
     def _members(self, document: dict[str, Any]) -> Iterable[tuple[Place, Any]]:
-        """The settings in a TOML document: the members of each section, and other top-level values as they are."""
+        """Yield the settings of a TOML document: the members of sections, and other top-level values as they are."""
         for name, value in document.items():
             field = Settings.model_fields.get(name)
             if field and section_of(field) and isinstance(value, dict):
@@ -281,7 +281,7 @@ class _Sources:
                 yield (name,), value
 
     def read_environment(self, environment: Mapping[str, str]) -> None:
-        """An empty variable counts as not set, so that a compose file can pass on what its caller may have set."""
+        """Read the variables. An empty one is not set: a compose file can pass on what its caller may have set."""
         by_variable = {variable(place): place for place in self._leaves}
         renamed = {variable(before): variable(now) for before, now in _RENAMED.items()}
         if self._is_emulators and (text := environment.get(EMULATOR_HTTP_PORT)):
@@ -300,7 +300,7 @@ class _Sources:
                 self._problems.append(Problem(name, "no such setting; " + _suggestion(name, known, VARIABLE_PREFIX)))
 
     def read_flags(self, flags: Mapping[str, str | None], known: Mapping[str, tuple[str, ...]]) -> None:
-        """Lists are written with commas."""
+        """Read the flags, in which lists are written with commas."""
         for flag, text in flags.items():
             if text is None:
                 continue
@@ -387,7 +387,7 @@ class _Sources:
         return Problem(origin.spelling, f"{value if len(value) <= 100 else value[:99] + '…'} {text}")
 
     def _origin(self, place: Place) -> Origin:
-        """Where `place` was set, or else the nearest enclosing place that was set."""
+        """Return where `place` was set, or else the nearest enclosing place that was set."""
         if origin := self._origins.get(place):
             return origin
         for length in range(len(place) - 1, 0, -1):
@@ -400,7 +400,7 @@ class _Sources:
 
 
 def _around(spelling: str) -> Iterator[str]:
-    """A place as it is spelled, and those that it is in."""
+    """Yield a place as it is spelled, and those that it is in."""
     yield spelling
     yield from (spelling[: match.start()] for match in re.finditer(r"[.\[]", spelling))
 
@@ -415,7 +415,7 @@ def _inside(value: Any, place: Place) -> Any:
 
 
 def _parse(field: FieldInfo, text: str) -> Any:
-    """The value of `text` from a flag or variable; the text itself if it is no value of the field's type."""
+    """Return the value of `text` from a flag or variable; the text itself if it is no value of the field's type."""
     kinds = get_args(field.annotation) if optional(field) else (field.annotation,)
     word = text.strip().lower()
     if optional(field) and word == OFF:
@@ -440,7 +440,7 @@ _NO_TEXT = "has characters that are no text: half of a surrogate pair, or bytes 
 
 
 def _is_text(value: Any) -> bool:
-    """False if UTF-8 cannot have a string in it. JSON has escapes for such strings, and variables may be any bytes."""
+    """Return False if UTF-8 cannot have a string in it, as JSON has by escapes, and variables of any bytes."""
     try:
         json.dumps(value, ensure_ascii=False, default=_nothing_we_take).encode()
     except UnicodeEncodeError:
@@ -463,14 +463,14 @@ def _suggestion(name: str, known: Iterable[str], prefix: str = "") -> str:
 
 
 def _as_written(place: Place) -> Place:
-    """The place without the kind of the filter, which pydantic inserts into the place of an error in a filter."""
+    """Return the place without the kind of the filter, which pydantic inserts where an error is in a filter."""
     return tuple(
         part for at, part in enumerate(place) if at == 0 or place[at - 1] != "filter" or part not in FILTER_KINDS
     )
 
 
 def _in_words(place: Place, details: ErrorDetails) -> str:
-    """What the value must be. The text follows the value in the message, so it begins with "must" or a similar verb."""
+    """Say what the value must be. The text follows the value in the message, so it begins with a verb like "must"."""
     kind, context = details["type"], details.get("ctx", {})
     model, field = _model_and_field(place)
     name = str(place[-1])
@@ -529,7 +529,7 @@ def _as_durations(allowed: str) -> str:
 
 
 def _model_and_field(place: Place) -> tuple[type[Frozen], FieldInfo | None]:
-    """The model around the value at `place`, and its field of that name."""
+    """Return the model around the value at `place`, and its field of that name."""
     model: type[Frozen] = Settings
     field: FieldInfo | None = None
     for at, part in enumerate(place):
@@ -544,7 +544,7 @@ def _model_and_field(place: Place) -> tuple[type[Frozen], FieldInfo | None]:
 
 
 def _models(annotation: Any) -> Iterator[type[Frozen]]:
-    """The models in a field's type, including those in its lists and tables."""
+    """Yield the models in a field's type, including those in its lists and tables."""
     if isinstance(annotation, type) and issubclass(annotation, Frozen):
         yield annotation
     for inner in get_args(annotation):

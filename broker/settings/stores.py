@@ -88,5 +88,5 @@ class Journal(Frozen):
 
     @property
     def is_on(self) -> bool:
-        """True if any entity may be journaled."""
+        """Return True if any entity may be journaled."""
         return self.mode is not JournalMode.OFF or any(mode is not JournalMode.OFF for mode in self.modes.values())

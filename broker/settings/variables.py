@@ -12,6 +12,6 @@ PURE_VARIABLE = "PEEKLOCK_PURE"  # no setting: see `protocol.extension`
 
 
 def config_file(text: str) -> str:
-    """The file of PEEKLOCK_CONFIG: of several, with colons between them, the first that there is, else the last."""
+    """Return the file of PEEKLOCK_CONFIG: of several, with colons between them, the first that is there or the last."""
     paths = text.split(":")
     return next((path for path in paths if os.path.exists(path)), paths[-1])  # noqa: PTH110 - pathlib is slow to import

@@ -44,7 +44,7 @@ def verify_capture(url: str, keep: str, told: "Told | None") -> None:
 
 
 def asked(broker: BrokerOptions, consumer: str) -> "Told":
-    """What the broker says. Ends the command if it does not."""
+    """Return what the broker says. Ends the command if it does not."""
     from broker.capture.journal import HttpJournal
     from storage.capture.errors import SourceFailed, SourceRefused
 

@@ -36,7 +36,7 @@ YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmat
 
 
 def entity_app(kind: str) -> typer.Typer:
-    """The commands for entities of one kind."""
+    """Return the commands for entities of one kind."""
     app = typer.Typer(
         help=f"List, show, create, change and delete {kind}s.", no_args_is_help=True, rich_markup_mode=None
     )
@@ -158,7 +158,7 @@ def entity_app(kind: str) -> typer.Typer:
 
 
 async def _found(client: "HttpClient", kind: str, at: Path) -> "Described":
-    """The entity, if it is of this kind. Raises HttpError."""
+    """Return the entity, if it is of this kind. Raises HttpError."""
     from broker.administration.client import NotThere
     from broker.atom.entities import ELEMENT, KIND
 
@@ -194,7 +194,7 @@ async def _put(
 
 
 def _url_path(url: str) -> str:
-    """The percent-encoded path of sb://host/path."""
+    """Return the percent-encoded path of sb://host/path."""
     from urllib.parse import quote, unquote
 
     return quote(unquote(url.partition("://")[2].partition("/")[2]), safe="/")
@@ -204,7 +204,7 @@ def _url_path(url: str) -> str:
 
 
 def document(kind: str, title: str, found: "Described", topic: str = "") -> dict[str, Any]:
-    """An entity as JSON. What the service does not say is left out."""
+    """Return an entity as JSON. What the service does not say is left out."""
     from broker.atom import client_documents as atom
 
     description = found.description

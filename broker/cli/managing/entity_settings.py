@@ -169,7 +169,7 @@ def _checked(option: str, text: str, read: Callable[[str], str]) -> str:
 
 
 def _others(kind: str, pairs: Sequence[str]) -> dict[str, str]:
-    """Texts by element, of NAME=VALUE."""
+    """Return texts by element, of NAME=VALUE."""
     from broker.atom.client_documents import settable
     from broker.atom.entities import Form, form_of
 

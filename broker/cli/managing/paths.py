@@ -25,7 +25,7 @@ class Path(NamedTuple):
 
     @property
     def url_path(self) -> str:
-        """Percent-encoded, without a slash before it."""
+        """Return the path percent-encoded, without a slash before it."""
         path = quote(self.entity, safe="/")
         if self.subscription:
             path += f"/Subscriptions/{quote(self.subscription, safe='')}"
@@ -35,12 +35,12 @@ class Path(NamedTuple):
 
 
 def entity_path(text: str) -> Path:
-    """A queue or topic. Raises WrongPath."""
+    """Return a queue or topic. Raises WrongPath."""
     return Path("/".join(_segments(text)))
 
 
 def subscription_path(text: str) -> Path:
-    """TOPIC/NAME or TOPIC/subscriptions/NAME. Raises WrongPath."""
+    """Read TOPIC/NAME or TOPIC/subscriptions/NAME. Raises WrongPath."""
     *topic, name = _segments(text)
     if len(topic) > 1 and topic[-1].lower() == "subscriptions":
         topic = topic[:-1]
@@ -50,7 +50,7 @@ def subscription_path(text: str) -> Path:
 
 
 def rule_path(text: str) -> Path:
-    """TOPIC/SUBSCRIPTION/RULE or TOPIC/subscriptions/NAME/rules/RULE. Raises WrongPath."""
+    """Read TOPIC/SUBSCRIPTION/RULE or TOPIC/subscriptions/NAME/rules/RULE. Raises WrongPath."""
     *rest, name = _segments(text)
     if len(rest) > 3 and rest[-1].lower() == "rules" and rest[-3].lower() == "subscriptions":
         rest = rest[:-1]

@@ -61,7 +61,7 @@ def filter_of(
     takes_all: bool,
     takes_none: bool,
 ) -> dict[str, Any] | None:
-    """The filter that the options describe, as `RuleDescription` reads it; None if they describe none."""
+    """Return the filter that the options describe, as `RuleDescription` reads it; None if they describe none."""
     is_correlation = bool(fields or properties)
     if sum((sql is not None, is_correlation, takes_all, takes_none)) > 1:
         raise typer.BadParameter("give one of --sql, --all, --none, and --field with --property")
@@ -76,7 +76,7 @@ def filter_of(
 
 
 def _sql(expression: str, parameters: Sequence[str] | None) -> dict[str, Any]:
-    """The expression with those parameters that it names: one option gives them to the filter and to the action."""
+    """Return the expression with the parameters that it names: one option is for the filter and for the action."""
     named = {name.lower() for name in re.findall(r"@\w+", expression)}
     given = pairs(parameters, "--parameter").items()
     return {
@@ -103,7 +103,7 @@ def described(
     action: str | None,
     parameters: Sequence[str] | None,
 ) -> "RuleDescription":
-    """The known rule with what the options change. Ends the command if that makes no rule."""
+    """Return the known rule with what the options change. Ends the command if that makes no rule."""
     from pydantic import ValidationError
 
     from broker.atom.xml import is_writable

@@ -102,7 +102,7 @@ def require_ops_port(context: typer.Context, ops_port: int | None) -> None:
 def namespaces(
     primary: str | None, secondary: str | None, primary_http: str | None, secondary_http: str | None, ca: str | None
 ) -> "tuple[Namespace, Namespace]":
-    """Primary and secondary. Ends the command if an option is missing or makes no sense."""
+    """Return primary and secondary. Ends the command if an option is missing or makes no sense."""
     trust = trusted(ca)
     # Checked before the libraries load, so that a wrong command ends soon.
     first = parsed(primary, "--primary", PRIMARY_VARIABLE)

@@ -11,7 +11,7 @@ from protocol.client.requests import Management
 async def browse_some(
     management: Management, address: str, count: int, start: int, states: Sequence[State], session_id: str | None
 ) -> AsyncIterator[Message]:
-    """At most `count` messages in these states, or in any; of one session, or of all."""
+    """Yield at most `count` messages in these states, or in any; of one session, or of all."""
     asked = None if is_dead_letter(address) else session_id
     page = PAGE if states or asked != session_id else min(count, PAGE)
     async for message in browse(management, start, page=page, session_id=asked):

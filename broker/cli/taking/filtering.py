@@ -10,7 +10,7 @@ from protocol.client.messages import Message
 
 
 def condition(expression: str) -> Callable[[Message], bool]:
-    """A function that says whether a message is meant. Ends the command if the expression is wrong.
+    """Return a function that says whether a message is meant. Ends the command if the expression is wrong.
 
     A message on which the condition fails, or has no result, is not meant.
     """

@@ -47,7 +47,7 @@ class Held:
 
     @property
     def room(self) -> int:
-        """How many more may be held."""
+        """Return how many more may be held."""
         return self.MOST - len(self._messages)
 
     def add(self, received: Received) -> None:

@@ -29,7 +29,7 @@ class Mover:
 
     @classmethod
     async def attach(cls, connection: Connection, through: str, to: str) -> Self:
-        """For messages of the entity `through`, or of its subscriptions and dead-letter queues; raises as `sender`."""
+        """Make a mover for the entity `through`, its subscriptions and dead-letter queues. Raises as `sender`."""
         sender = await connection.sender(to, through=through)
         coordinator = await connection.coordinator()
         return cls(coordinator, sender, await _is_partitioned(connection, coordinator, through))
@@ -94,7 +94,7 @@ class Mover:
 
 
 async def _is_partitioned(connection: Connection, coordinator: Coordinator, entity: str) -> bool:
-    """True if in a transaction it takes only messages with keys. Nothing is sent: the transaction is rolled back.
+    """Return True if it takes only messages with keys in a transaction. Nothing is sent: that is rolled back.
 
     Those that require sessions say the same, and it does them no harm: their messages have keys.
     """

@@ -16,7 +16,7 @@ ROUND: Final = 1000  # messages chosen at once where only some are wanted
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Those active messages that there are now and that meet the condition: all, or the `count` oldest.
+    """It asks for active messages that there are now and that meet the condition: all, or the `count` oldest.
 
     With `numbers` instead the messages with these numbers, which may be deferred.
     """
@@ -31,7 +31,7 @@ class Wish:
         return self.condition is None and self.session is None and not self.numbers
 
     def means(self, message: Message) -> bool:
-        """Of a message that was browsed."""
+        """Return whether a message that was browsed is meant."""
         return (
             is_active(message)
             and (self.session is None or message.group_id == self.session)
@@ -80,14 +80,14 @@ class Choice:
 
 
 def is_active(message: Message) -> bool:
-    """Of a message that was browsed; locked messages are active, too."""
+    """Return whether a message that was browsed is active; locked messages are active, too."""
     return state_of(message) in (None, State.ACTIVE)
 
 
 async def matching(
     management: Management, address: str, wish: Wish, last: Mapping[int, int], *, omit_body: bool = True
 ) -> AsyncGenerator[Message, None]:
-    """The messages that are meant, up to the last numbers and in their order, however many are wanted."""
+    """Yield the messages that are meant, up to the last numbers and in their order, however many are wanted."""
     session_id = None if is_dead_letter(address) else wish.session
     async for message in browse(management, session_id=session_id, omit_body=omit_body, last=last):
         if wish.means(message):
@@ -97,7 +97,7 @@ async def matching(
 async def numbered(
     management: Management, address: str, numbers: Sequence[int], absent: list[str]
 ) -> AsyncGenerator[Message, None]:
-    """The messages with these numbers in their order. `absent` gets a text about each that cannot be taken."""
+    """Yield the messages with these numbers in their order. `absent` gets a text about each that cannot be taken."""
     for number in sorted(set(numbers)):
         found = [Message.decode(each) for each in await management.peek(1, number, omit_body=True)]
         if not found or found[0].sequence_number != number:
@@ -109,7 +109,7 @@ async def numbered(
 
 
 async def choose(found: AsyncIterator[Message], most: int | None, by_session: bool) -> dict[str | None, Choice]:
-    """The next of the messages that are found, `most` of them at most, by session; else all under None."""
+    """Return the next of the messages that are found, `most` of them at most, by session; else all under None."""
     choices: dict[str | None, Choice] = {}
     count = 0
     while count != most and (message := await anext(found, None)) is not None:

@@ -93,7 +93,7 @@ class Taking:
 
     @property
     def _need(self) -> int | None:
-        """How many more are to be handled; None for all that are meant."""
+        """Return how many more are to be handled; None for all that are meant."""
         return None if self._wish.count is None else self._wish.count - self._done.handled
 
     @property
@@ -124,7 +124,7 @@ class Taking:
                         await self._take(receiver, session_id or "", choice)
 
     async def _ordinary_receiver(self) -> Receiver | None:
-        """None if the entity requires sessions, which must be accepted."""
+        """Return a receiver of all messages; None if the entity requires sessions, which must be accepted."""
         if self._wish.session is not None and not is_dead_letter(self._address):
             return None
         return await ordinary_receiver(self._connection, self._address)
@@ -143,7 +143,7 @@ class Taking:
         self._missing += len(choice) - (self._done.handled - before)
 
     async def _accept(self, session_id: str) -> SessionReceiver | None:
-        """None if another receiver has it."""
+        """Accept a session; return None if another receiver has it."""
         if session_id in self._held_sessions:
             return None
         try:
@@ -238,7 +238,7 @@ class Taking:
 
 
 async def ordinary_receiver(connection: Connection, address: str) -> Receiver | None:
-    """A receiver of all messages; None if the entity requires sessions, which must be accepted."""
+    """Return a receiver of all messages; None if the entity requires sessions, which must be accepted."""
     try:
         return await connection.receiver(address, credit=0)
     except LinkDetached as error:

@@ -38,7 +38,7 @@ class Row(NamedTuple):
 
 
 def rows(before: Sample, now: Sample) -> list[Row]:
-    """The entities that are there now, the busiest first, then those with the most messages."""
+    """Return the entities that are there now, the busiest first, then those with the most messages."""
     seconds = max(now.at_s - before.at_s, 1e-3)
     found = []
     for name, of in now.counts.items():

@@ -73,7 +73,7 @@ def top(
 
 @contextmanager
 def _screen() -> "Iterator[Show]":
-    """A function that shows a table in the place of the one before."""
+    """Return a function that shows a table in the place of the one before."""
     from rich.live import Live
 
     with Live(screen=True, auto_refresh=False) as live:
@@ -85,7 +85,7 @@ def _authority(host: str) -> str:
 
 
 async def _tables(connection: "Connection", metrics: "MetricsPage", interval_s: float) -> "AsyncIterator[list[Row]]":
-    """After each interval the rows of the table."""
+    """Yield the rows of the table after each interval."""
     import asyncio
 
     from broker.cli.watching.rates import rows
@@ -134,7 +134,7 @@ def _print_json(rows: "Sequence[Row]") -> None:
 
 
 def _document(row: "Row") -> dict[str, Any]:
-    """Rates with two digits; those that are not known are left out."""
+    """Return rates with two digits; those that are not known are left out."""
     rates = {"in_per_second": row.incoming, "out_per_second": row.outgoing, "change_per_second": row.change}
     shown = {name: round(rate, 2) for name, rate in rates.items() if rate is not None}
     counts = {name: getattr(row, name) for name in ("active", "locked", "scheduled", "dead_lettered", "size_bytes")}

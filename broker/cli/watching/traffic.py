@@ -27,7 +27,7 @@ class MetricsPage:
         await self._session.close()
 
     async def read(self) -> dict[str, Traffic] | None:
-        """By entity; None if there are no metrics at this address, or not now."""
+        """Read the sums by entity; None if there are no metrics at this address, or not now."""
         try:
             async with self._session.get(self._url) as answer:
                 return parse(await answer.text()) if answer.status == 200 else None
@@ -36,7 +36,7 @@ class MetricsPage:
 
 
 def parse(page: str) -> dict[str, Traffic]:
-    """The sums over all gateways. Raises ValueError if it is no page of metrics."""
+    """Return the sums over all gateways. Raises ValueError if it is no page of metrics."""
     # The page has much more; its parser takes 10 us for each line.
     lines = [line for line in page.splitlines() if line.startswith((_INCOMING, _OUTGOING))]
     counted: dict[str, Counter[str]] = {_INCOMING: Counter(), _OUTGOING: Counter()}
