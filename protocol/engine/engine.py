@@ -4,9 +4,10 @@ It adds what proton does not do: answers to flows (`flow_answers`), message form
 (`incoming`), performatives at full width for peers that need them (`outgoing`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from protocol.codec import Symbol, array
 from protocol.engine.deliveries import ACCEPTED, Delivery, tag_of
@@ -52,18 +53,23 @@ _OUTPUT_BUFFER_BYTES = 8 << 10
 
 _DELIVERY: int = lib.PN_DELIVERY
 _LINK_FLOW: int = lib.PN_LINK_FLOW
-_LIFECYCLE = frozenset(
-    (
-        lib.PN_LINK_REMOTE_OPEN,
-        lib.PN_LINK_REMOTE_CLOSE,
-        lib.PN_LINK_REMOTE_DETACH,
-        lib.PN_SESSION_REMOTE_OPEN,
-        lib.PN_SESSION_REMOTE_CLOSE,
-        lib.PN_CONNECTION_REMOTE_OPEN,
-        lib.PN_CONNECTION_REMOTE_CLOSE,
-        lib.PN_TRANSPORT_ERROR,
-    )
-)
+_LINK_OPEN: int = lib.PN_LINK_REMOTE_OPEN
+_LINK_CLOSE: int = lib.PN_LINK_REMOTE_CLOSE
+_LINK_DETACH: int = lib.PN_LINK_REMOTE_DETACH
+_SESSION_OPEN: int = lib.PN_SESSION_REMOTE_OPEN
+_SESSION_CLOSE: int = lib.PN_SESSION_REMOTE_CLOSE
+_CONNECTION_OPEN: int = lib.PN_CONNECTION_REMOTE_OPEN
+_CONNECTION_CLOSE: int = lib.PN_CONNECTION_REMOTE_CLOSE
+_FAULT: int = lib.PN_TRANSPORT_ERROR
+
+
+class State(Enum):
+    """What the engine has of a link or session when the peer begins or ends it. A connection is always OPEN."""
+
+    UNKNOWN = "unknown"  # nothing
+    OPEN = "open"  # begun by a side, and ended by none
+    CLOSED = "closed"  # a link that was closed from our side; the peer's detach is due
+    LEAVING = "leaving"  # a link that the peer has detached, and whose detach is answered later
 
 
 class Handler(Protocol):
@@ -544,7 +550,7 @@ class Engine:
                 elif link.draining and link.credit <= 0:
                     link.draining = False
                     self._handler.on_flow(link)
-        elif kind in _LIFECYCLE:
+        elif kind in _KINDS:
             self._lifecycle(kind, event)
 
     def _updated(self, delivery: Delivery, link: Link, token: bytes) -> None:
@@ -661,81 +667,134 @@ class Engine:
             link.offered -= 1
             self._handler.on_outcome(link, delivery, tag_of(delivery), state, settled)
 
+    # -- beginnings and ends: `TRANSITIONS` says when each of these is called
+
     def _lifecycle(self, kind: int, event: Pointer) -> None:
-        handler = self._handler
-        if kind == lib.PN_TRANSPORT_ERROR:
-            self.output.is_due = True  # proton has found a fault and is about to close
-        elif kind == lib.PN_LINK_REMOTE_OPEN:
+        if kind in _OF_LINKS:
             pointer = lib.pn_event_link(event)
-            self._detaching.pop(pointer, None)  # the peer did not wait for the answer
+        elif kind in _OF_SESSIONS:
+            pointer = lib.pn_event_session(event)
+        else:
+            pointer = self._connection
+        self.change(kind, pointer)
+
+    def change(self, kind: int, pointer: Pointer) -> None:
+        """Do what `TRANSITIONS` says of an event of this kind, about a link, a session or the connection."""
+        transition = TRANSITIONS[kind, self.state_of(kind, pointer)]
+        if transition is not None:
+            transition(self, pointer)
+
+    def state_of(self, kind: int, pointer: Pointer) -> State:
+        """The state of what an event of this kind is about: a link, a session or the connection."""
+        if kind in _OF_LINKS:
             link = self.links.get(pointer)
             if link is None:
-                session = self.sessions[lib.pn_link_session(pointer)]
-                link = self.links[pointer] = Link(self, session, pointer)
-                session.links.append(link)
-            if self._walk.attached:
-                link.channel_handle = self._walk.attached.popleft()
-                self._by_handle[link.channel_handle] = link
-            link.address = link.source_address if link.is_sender else link.target_address
-            handler.on_attach(link)
-        elif kind in (lib.PN_LINK_REMOTE_CLOSE, lib.PN_LINK_REMOTE_DETACH):
-            pointer = lib.pn_event_link(event)
-            link = self.links.pop(pointer, None)
-            if link is not None:
-                self._detached(link, kind == lib.PN_LINK_REMOTE_CLOSE)
-        elif kind == lib.PN_SESSION_REMOTE_OPEN:
-            pointer = lib.pn_event_session(event)
-            channel, answered = self._walk.begun.popleft()
-            if pointer in self.sessions:
-                session = self._by_channel[channel] = self.sessions[pointer]
-                session.channel = channel
-                if answered is not None:
-                    self.output.channels[answered] = channel
-                return  # the answer to our own begin
-            session = self.sessions[pointer] = self._by_channel[channel] = Session(self, pointer)
-            session.channel = channel
-            lib.pn_session_open(pointer)
-            self.output.answering.append(channel)
-            self.output.is_due = True
-            handler.on_session(session)
-        elif kind == lib.PN_SESSION_REMOTE_CLOSE:
-            self._ended(lib.pn_event_session(event))
-        elif kind == lib.PN_CONNECTION_REMOTE_OPEN:
-            largest = lib.pn_transport_get_remote_max_frame(self._transport)
-            self.transfer_bytes = max(1, largest - _TRANSFER_HEAD_BYTES) if largest else 1 << 62
-            if reads_by_position(self.remote_properties()):
-                self.output.pad_everything()
-            handler.on_open(
-                text_of(lib.pn_connection_remote_container(self._connection)),
-                text_of(lib.pn_connection_remote_hostname(self._connection)),
-            )
-        elif kind == lib.PN_CONNECTION_REMOTE_CLOSE:
-            condition, description = condition_of(lib.pn_connection_remote_condition(self._connection))
-            lib.pn_connection_close(self._connection)
-            self.output.is_due = True
-            handler.on_close(condition, description)
+                return State.LEAVING if pointer in self._detaching else State.UNKNOWN
+            return State.CLOSED if link.closed else State.OPEN
+        if kind in _OF_SESSIONS:
+            return State.OPEN if pointer in self.sessions else State.UNKNOWN
+        return State.OPEN
 
-    def _detached(self, link: Link, closed: bool) -> None:
-        condition, description = condition_of(lib.pn_link_remote_condition(link.pointer))
-        answered = link.closed
-        link.closed = True
+    def _opened(self, pointer: Pointer) -> None:
+        largest = lib.pn_transport_get_remote_max_frame(self._transport)
+        self.transfer_bytes = max(1, largest - _TRANSFER_HEAD_BYTES) if largest else 1 << 62
+        if reads_by_position(self.remote_properties()):
+            self.output.pad_everything()
+        self._handler.on_open(
+            text_of(lib.pn_connection_remote_container(pointer)),
+            text_of(lib.pn_connection_remote_hostname(pointer)),
+        )
+
+    def _closed(self, pointer: Pointer) -> None:
+        condition, description = condition_of(lib.pn_connection_remote_condition(pointer))
+        lib.pn_connection_close(pointer)
+        self.output.is_due = True
+        self._handler.on_close(condition, description)
+
+    def _found_fault(self, _: Pointer) -> None:
+        """Proton has found a fault and is about to close."""
+        self.output.is_due = True
+
+    def _begun_by_peer(self, pointer: Pointer) -> None:
+        channel, _ = self._walk.begun.popleft()
+        session = self.sessions[pointer] = self._by_channel[channel] = Session(self, pointer)
+        session.channel = channel
+        lib.pn_session_open(pointer)
+        self.output.answering.append(channel)
+        self.output.is_due = True
+        self._handler.on_session(session)
+
+    def _begin_answered(self, pointer: Pointer) -> None:
+        channel, answered = self._walk.begun.popleft()
+        session = self._by_channel[channel] = self.sessions[pointer]
+        session.channel = channel
+        if answered is not None:
+            self.output.channels[answered] = channel
+
+    def _attached_by_peer(self, pointer: Pointer) -> None:
+        session = self.sessions[lib.pn_link_session(pointer)]
+        link = self.links[pointer] = Link(self, session, pointer)
+        session.links.append(link)
+        self._attached(pointer)
+
+    def _attached_again(self, pointer: Pointer) -> None:
+        """The peer did not wait for the answer to its detach."""
+        del self._detaching[pointer]
+        self._attached_by_peer(pointer)
+
+    def _attached(self, pointer: Pointer) -> None:
+        """The link is known, perhaps because it is our own."""
+        link = self.links[pointer]
+        if self._walk.attached:
+            link.channel_handle = self._walk.attached.popleft()
+            self._by_handle[link.channel_handle] = link
+        link.address = link.source_address if link.is_sender else link.target_address
+        self._handler.on_attach(link)
+
+    def _closed_by_peer(self, pointer: Pointer) -> None:
+        link = self._forget_link(pointer, closed=True)
+        if link.detaches_later:
+            self._detaching[pointer] = link
+            return
+        self._answer(link)
+        lib.pn_link_close(pointer)
+        lib.pn_link_free(pointer)
+
+    def _detached_by_peer(self, pointer: Pointer) -> None:
+        self._answer(self._forget_link(pointer, closed=False))
+        lib.pn_link_detach(pointer)
+        lib.pn_link_free(pointer)
+
+    def _close_answered(self, pointer: Pointer) -> None:
+        self._forget_link(pointer, closed=True)
+        self.output.is_due = True
+        lib.pn_link_free(pointer)
+
+    def _detach_answered(self, pointer: Pointer) -> None:
+        self._forget_link(pointer, closed=False)
+        self.output.is_due = True
+        lib.pn_link_free(pointer)
+
+    def _answer(self, link: Link) -> None:
+        """Answer the attach, if that is still to be done, before the answer to the peer's detach."""
+        self.output.is_due = True
+        if not link.answered:
+            link.answer_without_terminus()
+
+    def _forget_link(self, pointer: Pointer, closed: bool) -> Link:
+        """The peer has detached the link: tell the handler, and forget what there is of it."""
+        link = self.links.pop(pointer)
+        condition, description = condition_of(lib.pn_link_remote_condition(pointer))
         link.session.links.remove(link)
+        self._end_link(link, closed, condition, description)
+        return link
+
+    def _end_link(self, link: Link, closed: bool, condition: str, description: str) -> None:
+        link.closed = True
         self._forget_handle(link)
         self._handler.on_detach(link, closed, condition, description)
         self._forget_deliveries(link)
         link.forget_owner()
-        if link.detaches_later and closed and not answered:
-            self._detaching[link.pointer] = link
-            return
-        if not answered:
-            if not link.answered:
-                link.answer_without_terminus()
-            if closed:
-                lib.pn_link_close(link.pointer)
-            else:
-                lib.pn_link_detach(link.pointer)
-        lib.pn_link_free(link.pointer)
-        self.output.is_due = True
 
     def finish_detach(self, link: Link, condition: str | None, description: str) -> None:
         if self._detaching.pop(link.pointer, None) is None:
@@ -747,9 +806,7 @@ class Engine:
         self.output.is_due = True
 
     def _ended(self, pointer: Pointer) -> None:
-        session = self.sessions.pop(pointer, None)
-        if session is None:
-            return
+        session = self.sessions.pop(pointer)
         for link in [each for each in self._detaching.values() if each.session is session]:
             del self._detaching[link.pointer]
         condition, description = condition_of(lib.pn_session_remote_condition(pointer))
@@ -757,11 +814,7 @@ class Engine:
             self._by_channel.pop(session.channel, None)
         for link in list(session.links):
             self.links.pop(link.pointer, None)
-            self._forget_handle(link)
-            link.closed = True
-            self._handler.on_detach(link, True, condition, description)
-            self._forget_deliveries(link)
-            link.forget_owner()
+            self._end_link(link, True, condition, description)
         session.links.clear()
         self._handler.on_session_end(session)
         lib.pn_session_close(pointer)
@@ -802,6 +855,70 @@ class Engine:
                 self.output.batches = {each for each in self.output.batches if each[:2] != link.own_handle}
         elif link.offered:
             self.offered = {delivery: owner for delivery, owner in self.offered.items() if owner is not link}
+
+    def check(self) -> None:
+        """Assert the invariants of an engine between calls. Takes time in proportion to its state."""
+        for pointer, session in self.sessions.items():
+            assert session.pointer == pointer
+            assert all(self.links.get(link.pointer) is link for link in session.links), "a session has another link"
+            assert bool(session.given) == (session in self.sending), "transfers are given, and the session is not noted"
+        links = self.links.values()
+        assert len(self.links) == sum(len(session.links) for session in self.sessions.values())
+        for channel, session in self._by_channel.items():
+            assert session.channel == channel
+            assert self.sessions.get(session.pointer) is session, "a channel has a session that has ended"
+        for handle, link in self._by_handle.items():
+            assert link.channel_handle == handle
+            assert self.links.get(link.pointer) is link, "a handle has a link that has ended"
+        assert self.links.keys().isdisjoint(self._detaching), "a link is there and has been detached"
+        for link in self._detaching.values():
+            assert link.closed
+            assert self.sessions.get(link.session.pointer) is link.session, "a session has ended before its link"
+        for link in links:
+            sent = sum(owner is link for owner, _ in self.sent.values())
+            offered = sum(owner is link for owner in self.offered.values())
+            assert link.has_sent == (sent > 0)
+            assert link.outgoing is not None or link.unsettled == sent, "a sent delivery is counted wrong"
+            assert link.offered == offered, "an offered delivery is counted wrong"
+            assert link.closed or link.known_credit in (None, lib.pn_link_credit(link.pointer)), (
+                "credit is counted wrong"
+            )
+        assert all(owner.is_sender and owner in links for owner, _ in self.sent.values()), (
+            "sent on a link that has ended"
+        )
+        assert all(not owner.is_sender and owner in links for owner in self.offered.values())
+        assert self.buffer_bytes == sum(self.buffers.values())
+        in_parts = sum(len(link.partial) for link in links)
+        assert self.unfinished.held_bytes >= in_parts, "parts are kept that are not counted"
+
+
+Transition = Callable[[Engine, Pointer], None]
+
+# By the kind of an event and the state of what it is about: what is done. None is nothing: it ended before.
+TRANSITIONS: Final[Mapping[tuple[int, State], Transition | None]] = {
+    (_CONNECTION_OPEN, State.OPEN): Engine._opened,
+    (_CONNECTION_CLOSE, State.OPEN): Engine._closed,
+    (_FAULT, State.OPEN): Engine._found_fault,
+    (_SESSION_OPEN, State.UNKNOWN): Engine._begun_by_peer,
+    (_SESSION_OPEN, State.OPEN): Engine._begin_answered,
+    (_SESSION_CLOSE, State.UNKNOWN): None,
+    (_SESSION_CLOSE, State.OPEN): Engine._ended,
+    (_LINK_OPEN, State.UNKNOWN): Engine._attached_by_peer,
+    (_LINK_OPEN, State.OPEN): Engine._attached,
+    (_LINK_OPEN, State.CLOSED): Engine._attached,
+    (_LINK_OPEN, State.LEAVING): Engine._attached_again,
+    (_LINK_CLOSE, State.UNKNOWN): None,
+    (_LINK_CLOSE, State.OPEN): Engine._closed_by_peer,
+    (_LINK_CLOSE, State.CLOSED): Engine._close_answered,
+    (_LINK_CLOSE, State.LEAVING): None,
+    (_LINK_DETACH, State.UNKNOWN): None,
+    (_LINK_DETACH, State.OPEN): Engine._detached_by_peer,
+    (_LINK_DETACH, State.CLOSED): Engine._detach_answered,
+    (_LINK_DETACH, State.LEAVING): None,
+}
+_KINDS = frozenset(kind for kind, _ in TRANSITIONS)
+_OF_LINKS = frozenset((_LINK_OPEN, _LINK_CLOSE, _LINK_DETACH))
+_OF_SESSIONS = frozenset((_SESSION_OPEN, _SESSION_CLOSE))
 
 
 def _pieces(output: bytes | list[memoryview]) -> Sequence[bytes | memoryview]:
