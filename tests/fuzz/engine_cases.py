@@ -114,9 +114,11 @@ def run_case(seed: int, case: int, frames: list[bytes]) -> None:
                     break
             at += size
             engine.pull()
+            engine.check()
         engine.tick(1000)
         engine.input_ended()
         engine.pull()
+        engine.check()
     finally:
         engine.free()
     spent = time.process_time() - began

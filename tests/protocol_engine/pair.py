@@ -101,7 +101,13 @@ class Pair:
             if down:
                 self.client.engine.push(down)
             if not up and not down:
+                self.check()
                 return
+
+    def check(self) -> None:
+        """Assert the invariants of both engines."""
+        self.client.engine.check()
+        self.server.engine.check()
 
     def attach(self, *, sender: bool, **options: Any) -> tuple[Link, Link]:
         """The client's link and the server's."""

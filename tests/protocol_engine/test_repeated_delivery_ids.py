@@ -212,6 +212,7 @@ def test_any_numbering_is_understood(deliveries: list[Any], start: int, piece: i
             unsettled.append(mine)
         if settles or number == len(deliveries) - 1:
             server.push(data, piece)
+            server.engine.check()
             assert server.messages == sent
             told = sorted(
                 (first + at) & 0xFFFFFFFF

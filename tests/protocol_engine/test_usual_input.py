@@ -110,6 +110,7 @@ def test_the_handler_is_told_the_same_however_the_bytes_are_cut(steps, cuts):
     for cut in [*cuts, len(data)]:
         peer.engine.push(data[:cut])
         data = data[cut:]
+        peer.engine.check()
         for link in peer.engine.links.values():
             assert link.credit == lib.pn_link_credit(link.pointer)
         peer.engine.pull()
