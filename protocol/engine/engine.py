@@ -188,11 +188,11 @@ class Engine:
         self._walk.kept.maximum = maximum_bytes
 
     def remote_properties(self) -> dict[Any, Any]:
-        """Those of the peer's open."""
+        """Return the properties of the peer's open."""
         return map_of(lib.pn_connection_remote_properties(self._connection))
 
     def desired_capabilities(self) -> tuple[str, ...]:
-        """Those that the peer's open asks for (2.7.1)."""
+        """Return the capabilities that the peer's open asks for (2.7.1)."""
         return symbols_of(lib.pn_connection_remote_desired_capabilities(self._connection))
 
     @property
@@ -229,7 +229,7 @@ class Engine:
             goes_on = self.push_some()
 
     def push_some(self, data: bytes = b"") -> bool:
-        """As `push`, but stop after some milliseconds of work. True if there is more to do with what was pushed.
+        """Do what `push` does, but stop after some milliseconds of work. True if there is more to do with these bytes.
 
         Then call it again until there is not; and pull between, since what ends makes room for more.
         """
@@ -304,7 +304,7 @@ class Engine:
         return b"".join(output) if isinstance(output, list) else output
 
     def pull_pieces(self) -> bytes | list[memoryview]:
-        """As `pull`. If there is much, it comes in pieces of whole frames, which are not put together."""
+        """Return the output to write now, as bytes; or, if there is much, in pieces of whole frames."""
         self.outputs += 1
         output = self._take_output()
         if self.sending:
@@ -562,7 +562,7 @@ class Engine:
             self._handler.on_outcome(link, delivery, token, state, settled)
 
     def on_unusual(self, address: int, payload: bytes, settled: bool) -> None:
-        """A whole message that the pump does not take, behind those that have gathered."""
+        """Tell the handler of a whole message that the pump does not take, behind those that have gathered."""
         delivery = delivery_at(address)
         link = self.links[_link_of(delivery)]
         link.known_credit = None
@@ -590,7 +590,7 @@ class Engine:
                 self._walk.fail(error)
 
     def _whole(self, link: Link, delivery: Delivery, payload: bytes, settled: bool, state: int) -> None:
-        """A message of one transfer, and no batch."""
+        """Tell the handler of a message that came in one transfer and is no batch."""
         if link.max_message_bytes and len(payload) > link.max_message_bytes:
             self._refused(link, delivery, len(payload), payload, settled)
         else:
@@ -743,7 +743,7 @@ class Engine:
         self._attached_by_peer(pointer)
 
     def _attached(self, pointer: Pointer) -> None:
-        """The link is known, perhaps because it is our own."""
+        """Note the peer's handle of a link that is known, perhaps because it is our own, and tell the handler."""
         link = self.links[pointer]
         if self._walk.attached:
             link.channel_handle = self._walk.attached.popleft()
@@ -782,7 +782,7 @@ class Engine:
             link.answer_without_terminus()
 
     def _forget_link(self, pointer: Pointer, closed: bool) -> Link:
-        """The peer has detached the link: tell the handler, and forget what there is of it."""
+        """Forget a link that the peer has detached, and tell the handler."""
         link = self.links.pop(pointer)
         condition, description = condition_of(lib.pn_link_remote_condition(pointer))
         link.session.links.remove(link)

@@ -227,7 +227,7 @@ class Link:
         return bool(is_durable or lib.pn_terminus_get_expiry_policy(source) == lib.PN_EXPIRE_NEVER)
 
     def capabilities(self) -> tuple[str, ...]:
-        """Those that the peer wants of its node: the source if we send, else the target."""
+        """Return the capabilities that the peer wants of its node: the source if we send, else the target."""
         terminus = lib.pn_link_remote_source if self.is_sender else lib.pn_link_remote_target
         return symbols_of(lib.pn_terminus_capabilities(terminus(self.pointer)))
 
@@ -497,7 +497,7 @@ class Link:
             self.engine.used_up.append(self)
 
     def send_batch(self, tag: bytes, batch: bytes, settled: bool, transaction: bytes | None = None) -> Delivery:
-        """As `send`, of several messages (`protocol.message.batches`). Only a client's engine sends batches."""
+        """Send several messages in one delivery (`protocol.message.batches`). Only a client's engine sends batches."""
         assert self.own_handle is not None, "there is no credit before the attach is written"
         self.engine.output.batches.add((*self.own_handle, tag))
         self.engine.output.is_due = True

@@ -222,7 +222,7 @@ class FrameWalk:
         self._last = _NO_TRANSFER  # the one of `_usual` that matched last
         self._changed: list[bytes] = []  # the changed data up to `_copied`, for the result of `feed`
         self._copied = 0
-        self._grown = 0  # what an offset in the data must grow by to be one in the result of `go_on`
+        self._grown = 0  # what an offset in the data must grow by to be one in the result of `feed`
 
     @property
     def held_bytes(self) -> int:
@@ -412,7 +412,7 @@ class FrameWalk:
         self._data, self._at = data, at
 
     def _walk_unusual(self, data: bytes, at: int, next_at: int) -> bytes:
-        """The result of `go_on` for one frame alone, which is put into the usual form."""
+        """Return the result of `feed` for one frame alone, which is put into the usual form."""
         frame = _in_usual_form(data, at, next_at)
         if len(frame) == _HEARTBEAT_BYTES:
             self._take_empty()
@@ -443,7 +443,7 @@ class FrameWalk:
         self._grown += len(instead) - (next_at - at)
 
     def _given(self, data: bytes, begin: int, end: int) -> bytes:
-        """The result of `go_on`: `data` from `begin` to `end`, with the changes."""
+        """Return the result of `feed`: `data` from `begin` to `end`, with the changes."""
         if not self._changed:
             return data if end - begin == len(data) else data[begin:end]
         given = b"".join((*self._changed, data[self._copied : end]))
