@@ -1,7 +1,7 @@
-// The same hash, compiled for AVX2: the build is for any processor of its kind.
-#include "hashing.h"
+// A file of its own, because it is compiled for AVX2: the rest of the build is for any processor of its kind.
+#include "hashing_avx2.h"
 
-#if defined(__x86_64__) && defined(__GNUC__)
+#ifdef BUILDS_FOR_AVX2
 #ifdef __clang__
 #pragma clang attribute push(__attribute__((target("avx2"))), apply_to = function)
 #else
@@ -17,8 +17,4 @@ uint64_t hash64_avx2(const uint8_t *bytes, size_t size) { return XXH3_64bits(byt
 #ifdef __clang__
 #pragma clang attribute pop
 #endif
-#else
-
-uint64_t hash64_avx2(const uint8_t *bytes, size_t size) { return hash64_plain(bytes, size); }
-
 #endif
