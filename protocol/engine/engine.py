@@ -31,11 +31,12 @@ from protocol.engine.proton.library import (
 from protocol.engine.proton.native import address_of, delivery_at, link_at, native
 from protocol.engine.proton.outgoing import OutputWalk, refusal
 from protocol.engine.proton.state_bytes import StateTooLarge
+from protocol.engine.proton.transport import Transport
 from protocol.engine.unfinished import UNBOUNDED, Pool, Unfinished
 
 # Bound once: these are called for each read, event or message, and finding a function in `lib` takes a quarter of the
 # time of calling it.
-_push, _peek, _pop = lib.pn_transport_push, lib.pn_transport_peek, lib.pn_transport_pop
+_push = lib.pn_transport_push
 _first_event, _pop_event, _kind_of = lib.pn_collector_peek, lib.pn_collector_pop, lib.pn_event_type
 _delivery_of, _link_of = lib.pn_event_delivery, lib.pn_delivery_link
 _receive, _advance = lib.pn_link_recv, lib.pn_link_advance
@@ -48,8 +49,6 @@ _PIECE_BYTES, _EVENTS_AT_ONCE = 8 << 10, 64
 # Of a delivery that proton keeps, with its tag and the smallest buffer; measured for those that were sent and have no
 # outcome: 840 bytes, and 1,120 without the extension.
 _DELIVERY_BYTES = 1200
-# The smallest size of proton's output buffer. If there is less output, it is all that there is.
-_OUTPUT_BUFFER_BYTES = 8 << 10
 
 _DELIVERY: int = lib.PN_DELIVERY
 _LINK_FLOW: int = lib.PN_LINK_FLOW
@@ -166,22 +165,18 @@ class Engine:
         self.finished = False
         self._container_id = container_id
         self._freed = False
-        transport = self._transport = lib.pn_transport()
-        if server:
-            lib.pn_transport_set_server(transport)
-        lib.pn_transport_set_max_frame(transport, max_frame_size)
-        lib.pn_transport_set_channel_max(transport, channel_max)
-        # Proton advertises half of the time that it enforces, so that a peer's heartbeat may be late.
-        lib.pn_transport_set_idle_timeout(transport, 2 * idle_time_out_ms)
-        connection = self._connection = lib.pn_connection()
-        lib.pn_connection_set_container(connection, container_id.encode())
-        if hostname:
-            lib.pn_connection_set_hostname(connection, hostname.encode())
-        self._collector = lib.pn_collector()
-        lib.pn_connection_collect(connection, self._collector)
-        lib.pn_transport_bind(transport, connection)
+        self._proton = Transport(
+            server=server,
+            container_id=container_id,
+            hostname=hostname,
+            max_frame_size=max_frame_size,
+            channel_max=channel_max,
+            idle_time_out_ms=idle_time_out_ms,
+        )
+        self._transport, self._connection = self._proton.pointer, self._proton.connection
+        self._collector = self._proton.collector
         # It moves the bytes if it is there; links are added to it by their owners.
-        self.pump = native and native.Pump(address_of(transport), address_of(self._collector), self)
+        self.pump = native and native.Pump(address_of(self._transport), address_of(self._collector), self)
 
     def limit_state(self, maximum_bytes: int) -> None:
         """Limit the estimated memory of the peer's open, sessions and links; beyond the limit `push` raises."""
@@ -346,25 +341,8 @@ class Engine:
         return output
 
     def _take_written(self) -> bytes:
-        """What proton has written, in whole frames."""
-        transport = self._transport
-        size = _peek(transport, scratch.buffer, SCRATCH_BYTES)
-        if size <= 0:
-            self.finished = size < 0
-            return b""
-        output: bytes = scratch.view[0:size]
-        _pop(transport, size)
-        if size >= _OUTPUT_BUFFER_BYTES or self.output.is_due:  # else there is no more, and this is not the end
-            chunks = [output]
-            while (size := _peek(transport, scratch.buffer, SCRATCH_BYTES)) > 0:
-                chunks.append(scratch.view[0:size])
-                _pop(transport, size)
-            self.finished = size < 0
-            output = b"".join(chunks)
-        # Taking output makes events that nobody needs, such as one for each link on which a delivery was written.
-        collector = self._collector
-        while _pop_event(collector):
-            pass
+        output = self._proton.take_written(self.output.is_due)
+        self.finished = self._proton.finished
         return output
 
     def last_tags(self, link: Link, count: int) -> list[bytes]:
@@ -407,7 +385,7 @@ class Engine:
 
     def fault(self) -> tuple[str, str]:
         """Condition and text of a fault that proton found in the peer's frames; empty if there is none."""
-        return condition_of(lib.pn_transport_condition(self._transport))
+        return self._proton.fault()
 
     def free(self) -> None:
         """Free the C objects. This must be the last call."""
@@ -436,12 +414,7 @@ class Engine:
         self.output.attaching.clear()
         self.used_up.clear()
         self.sending.clear()
-        lib.pn_transport_unbind(self._transport)
-        lib.pn_collector_release(self._collector)
-        lib.pn_connection_release(self._connection)
-        lib.pn_decref(self._connection)  # releasing it does not free it
-        lib.pn_decref(self._transport)
-        lib.pn_collector_free(self._collector)
+        self._proton.free()
 
     # -- settling received deliveries
 
