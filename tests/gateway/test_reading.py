@@ -55,7 +55,7 @@ class Scene:
 
 
 @pytest.mark.parametrize(
-    "before", [set(), *({reason} for reason in REASONS), set(REASONS)], ids=lambda each: "+".join(each)
+    "before", [set(), *({reason} for reason in REASONS), set(REASONS)], ids=lambda each: "+".join(sorted(each))
 )
 def test_it_reads_just_while_there_is_no_reason_not_to(before: set[str]) -> None:
     for count in range(len(REASONS) + 1):
