@@ -22,6 +22,7 @@ from protocol.engine.deliveries import (
     transaction_of,
     transactional_state,
 )
+from protocol.engine.frames import walk
 from protocol.engine.links import Link
 from protocol.engine.proton import incoming as incoming_walk
 from protocol.engine.proton.incoming import FrameWalk
@@ -508,12 +509,7 @@ SENDING_STEPS = st.lists(
 
 
 def frames_in(output: bytes) -> list[bytes]:
-    frames = []
-    while output:
-        size = 8 if output.startswith(b"AMQP") else int.from_bytes(output[:4], "big")
-        frames.append(output[:size])
-        output = output[size:]
-    return frames
+    return [output[start:end] for start, end, _, _ in walk(output)]
 
 
 SETTLED, MORE = 4, 5  # fields of a transfer

@@ -6,6 +6,7 @@ from broker.pairing.sidecar.frames import write
 from broker.pairing.sidecar.through import MAX_PENDING_TOKENS, MAX_UNATTACHED, Through
 from protocol.client.messages import Message
 from protocol.codec import Described, Int, Symbol, UByte, UInt, ULong, UShort, decode, encode
+from protocol.engine.frames import HEADER_BYTES, walk
 from protocol.engine.sasl import SASL_HEADER
 from protocol.errors import ProtocolError
 from protocol.symbols import AMQP_HEADER, Descriptor
@@ -77,12 +78,10 @@ def detached(handle, condition=None):
 def ids(output):
     """Delivery ids of the transfers in what is written to the primary."""
     found = []
-    while output:
-        size = int.from_bytes(output[:4], "big")
-        performative, _ = decode(output, 8)
-        if performative.descriptor == Descriptor.TRANSFER:
+    for start, _, _, code in walk(output):
+        if code == Descriptor.TRANSFER:
+            performative, _ = decode(output, start + HEADER_BYTES)
             found.append((*performative.value, None)[1])
-        output = output[size:]
     return found
 
 
@@ -165,11 +164,9 @@ def test_a_sender_that_is_refused_has_failed_since_it_was_attached(owner, throug
 def performatives(output):
     """Code and fields of each frame, padded with None."""
     found = []
-    while output:
-        size = int.from_bytes(output[:4], "big")
-        performative, _ = decode(output, 8)
-        found.append((int(performative.descriptor), performative.value + [None] * 12))
-        output = output[size:]
+    for start, _, _, code in walk(output):
+        performative, _ = decode(output, start + HEADER_BYTES)
+        found.append((code, performative.value + [None] * 12))
     return found
 
 
