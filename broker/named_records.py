@@ -71,7 +71,7 @@ class _Kind(Generic[R]):
         self.name = name
         self.record = record
         self._make = cast(Callable[..., R], record)
-        self._checks = [_check(hint) for hint in hints.values()]
+        self._checks = [check_of(hint) for hint in hints.values()]
         self._defaults = [defaults.get(field) for field in hints]
         self._least = max(least, len(hints) - len(defaults))
         self._takes_all = takes_all
@@ -101,28 +101,28 @@ class _Kind(Generic[R]):
         return self._make(arguments) if self._takes_all else self._make(*arguments[: self._most])
 
 
-def _check(hint: Any) -> Check:
+def check_of(hint: Any) -> Check:
     """Tells whether a value may be in a field with this annotation."""
     kind, inner = get_origin(hint), get_args(hint)
     if hint is Any:
         return lambda value: True
     if kind is Annotated:
-        return _check_of(inner[1])
+        return _check_annotated(inner[1])
     if kind is Union or kind is UnionType:
-        checks = [*map(_check, inner)]
+        checks = [*map(check_of, inner)]
         return lambda value: any(check(value) for check in checks)
     if kind is dict:
         return lambda value: isinstance(value, dict)
     if kind is not None and issubclass(kind, Sequence):
         if inner[0] is Any:
             return lambda value: isinstance(value, list | tuple)
-        check_item = _check(inner[0])
+        check_item = check_of(inner[0])
         return lambda value: isinstance(value, list | tuple) and all(map(check_item, value))
     only: type = NoneType if hint is None else int if hint is bool else hint  # numbers have always been taken for bools
     return lambda value: isinstance(value, only)
 
 
-def _check_of(what: Any) -> Check:
+def _check_annotated(what: Any) -> Check:
     if isinstance(what, range):
         return lambda value: isinstance(value, int) and value in what
-    return what if isinstance(what, FunctionType) else _check(what)
+    return what if isinstance(what, FunctionType) else check_of(what)

@@ -11,8 +11,9 @@ from collections.abc import Hashable, Sequence
 from typing import Annotated, Any, Final, NamedTuple, cast
 
 from broker.errors import NotAllowed, NotImplementedByBroker
-from broker.named_records import NamedRecords
-from storage.records import Place
+from broker.named_records import Check, NamedRecords, check_of
+from broker.wire import Extra
+from storage.records import LAYOUT_BYTES, Place
 
 # On the wire it is the channel of the caller's receiver that holds the lock of the session, or 0 if none does; in a
 # partition, the key of this receiver, or None.
@@ -22,8 +23,65 @@ ANYONE: Final = -1  # In place of a receiver: it does not matter who holds the s
 Id = Annotated[int, range(1 << 32)]  # of a queue or an entity
 Number = Annotated[int, range(1 << 64)]  # the sequence number of a message
 At = Annotated[int, range(len(Place))]  # a `Place`
-Document = dict[str, Any]  # of a rule: see `broker.namespace.rule_descriptions`
 
+
+def _is_rule(value: Any) -> bool:
+    """Whether it has the form of a rule document; its expressions and values may be wrong."""
+    match value:
+        case {"name": str(), "filter": {"kind": str() as kind} as wanted, "action": action}:
+            has_filter = (
+                _is_sql(wanted) if kind == "sql" else kind != "correlation" or _are_values(wanted.get("properties"))
+            )
+            return has_filter and (action is None or _is_sql(action))
+    return False
+
+
+def _is_sql(value: Any) -> bool:
+    match value:
+        case {"expression": str(), "parameters": parameters}:
+            return _are_values(parameters)
+    return False
+
+
+def _are_values(value: Any) -> bool:
+    """Whether these are encoded AMQP values by their names."""
+    return isinstance(value, dict) and all(
+        isinstance(name, str) and isinstance(each, bytes) for name, each in value.items()
+    )
+
+
+def _is_message(value: Any) -> bool:
+    """Whether it has the form of an incoming message: see `broker.wire`."""
+    match value:
+        case [bytes() as layout, bytes(), None | int() as ttl_ms, None | dict() as extra]:
+            is_small = ttl_ms is None or ttl_ms >= 0
+            return len(layout) == LAYOUT_BYTES and is_small and (not extra or _is_extra(extra))
+    return False
+
+
+def _is_row(value: Any) -> bool:
+    """Whether it has the form of a row of the table that it names: key, value, and record of its message."""
+    match value:
+        case [int(), bytes(), None | bytes(), None | bytes()]:
+            return True
+    return False
+
+
+def _is_extra(extra: dict[Any, Any]) -> bool:
+    return all(check(extra[key]) for key, check in _EXTRA.items() if key in extra)
+
+
+_EXTRA: Final[dict[int, Check]] = {
+    Extra.SCHEDULED_MS: check_of(Annotated[int, range(1 << 63)]),
+    Extra.SESSION_ID: check_of(str),
+    Extra.PARTITION_KEY: check_of(str),
+    Extra.MESSAGE_ID: check_of(bytes),
+    Extra.DESTINATION: check_of(str),
+}
+
+Row = Annotated[Sequence[Any], _is_row]  # see `broker.partition.moving.departure`
+Message = Annotated[Sequence[Any], _is_message]
+Document = Annotated[dict[str, Any], _is_rule]  # see `broker.namespace.rule_descriptions`
 
 # -- messages
 
@@ -105,7 +163,7 @@ class Settle(NamedTuple):
 class Schedule(NamedTuple):
     """The answer is the sequence numbers of these incoming messages."""
 
-    messages: Sequence[Any]
+    messages: Sequence[Message]
 
 
 class CancelScheduled(NamedTuple):
@@ -283,7 +341,7 @@ class StoreRows(NamedTuple):
     """The answer is None."""
 
     token: bytes
-    rows: Sequence[Any]
+    rows: Sequence[Row]
 
 
 class Hold(NamedTuple):

@@ -114,7 +114,7 @@ MAY_IMPORT = {
     "broker.errors": set(),
     "broker.wire": set(),
     "broker.named_records": set(),
-    "broker.requests": {"broker.errors", "broker.named_records", "storage.records"},
+    "broker.requests": {"broker.errors", "broker.named_records", "broker.wire", "storage.records"},
     "broker.large_frames": {"broker.wire"},
     "broker.runs": {
         "broker.wire",

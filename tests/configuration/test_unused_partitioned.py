@@ -87,7 +87,7 @@ class Scene(Workers):
             if is_sent:
                 found.send(queue, [[LAYOUT, b"m", None, None]], self.now_ms)
             else:
-                found.request("peek", queue, [0, 1, 100], self.now_ms)
+                found.request(queue, requests.Peek(0, 1, 100), self.now_ms)
         except (ServerBusy, EntityNotFound):
             self.turn(partition % self.count, kill_after)
             return False
