@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Iterator
 from functools import partial
 
-from broker import requests
+from broker.catalog import changes
 from broker.catalog.catalog import HOME
 from broker.errors import BrokerError, QuotaExceeded, ServerBusy
 from broker.gateway.router import Router
@@ -55,7 +55,7 @@ class Holding:
 
 
 def _release(router: Router, number: int) -> None:
-    asked = requests.ChangeCatalog(["release", number])
+    asked = changes.request(changes.Release(number))
     router.request(HOME, 0, asked, partial(_released, router, number), waits=False)
 
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from broker import requests
+from broker.catalog import changes
 from broker.catalog.catalog import HOME
 from broker.errors import BrokerError, ServerBusy
 from broker.gateway.router import Router
@@ -29,16 +30,16 @@ log = get_logger("gateway")
 async def move(router: Router, path: str, partition: int) -> dict[str, Any]:
     """Returns the definition of the entity, which lives on this partition then. Raises BrokerError."""
     started = time.monotonic()
-    entity_id, source, token = await _change(router, "begin-move", path, partition)
+    entity_id, source, token = await _change(router, changes.BeginMove(path, partition))
     try:
         moving = _Move(router, entity_id, source, partition, token)
         await moving.prepare()
         frozen_seconds = await moving.finish()
-        definition: dict[str, Any] = await _change(router, "end-move", token)
+        definition: dict[str, Any] = await _change(router, changes.EndMove(token))
     except Exception as error:
         log.warning("entity not moved", entity=path, partition=partition, error=str(error))
         with suppress(BrokerError):  # the home may have heard already that it cannot go on
-            await _change(router, "cancel-move", token)
+            await _change(router, changes.CancelMove(token))
         raise
     log.info(
         "entity moved",
@@ -52,8 +53,8 @@ async def move(router: Router, path: str, partition: int) -> dict[str, Any]:
     return definition
 
 
-async def _change(router: Router, *change: Any) -> Any:
-    return await router.ask(HOME, 0, requests.ChangeCatalog(change))
+async def _change(router: Router, change: changes.Asked) -> Any:
+    return await router.ask(HOME, 0, changes.request(change))
 
 
 class _Move:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import msgpack
 
 from broker import requests, runs, wire
+from broker.catalog.changes import Put, decided
 from broker.errors import BY_NAME, BrokerError, InternalError, OutcomeUnknown, ServerBusy
 from broker.gateway.idle_loop import IdleLoop
 from broker.gateway.owner import Owner
@@ -559,7 +560,9 @@ class WorkerConnection:
                     self._router.on_catalog(message.definitions)
                     self.post(wire.join((), ()))
                 case Changed():
-                    self._router.on_changed([change[1] for change in message.changes if change[0] == "put"])
+                    self._router.on_changed(
+                        [each.definition for each in decided(message.changes) if isinstance(each, Put)]
+                    )
                     self.post(wire.followed(message.version))
                 case Deleted():
                     self._router.on_deleted(message.entity_ids)

@@ -10,11 +10,6 @@ commits a crash has lost, each partition has the home's catalog again, and no ea
 more. Definitions are compared, because a version number does not tell whether an earlier version was missed. Then it
 tells the home again of deletions by its partitions that the catalog still has. Other partitions on the home's own
 worker are compared with the catalog at the start.
-
-A change is a list, as it travels:
-    "put", definition document, rule documents | None    create an entity, a subscription with these rules, or change it
-    "set-rule", entity id, rule document                 add a rule to a subscription of a partitioned topic
-    "drop-rule", entity id, name
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,6 +19,7 @@ from typing import Any
 
 from broker import wire
 from broker.catalog.catalog import HOME, Definition, catalog_version, put, remove, set_version
+from broker.catalog.changes import Decided, DropRule, Put, SetRule
 from broker.logging import get_logger
 from broker.namespace.entities import SubscriptionDescription
 from broker.partition.partition import Partition
@@ -138,11 +134,11 @@ class Copies:
 
         return self._follow(version, apply)
 
-    def change(self, version: int, changes: Sequence[Sequence[Any]], now_ms: int) -> bool:
+    def change(self, version: int, decided: Sequence[Decided], now_ms: int) -> bool:
         """As `remove`, for other changes."""
 
         def apply(partition: Partition, store: Store) -> None:
-            for change in changes:
+            for change in decided:
                 self._apply(partition, store, change, now_ms)
 
         return self._follow(version, apply)
@@ -160,9 +156,9 @@ class Copies:
                 complete = False
         return complete
 
-    def _apply(self, partition: Partition, store: Store, change: Sequence[Any], now_ms: int) -> None:
+    def _apply(self, partition: Partition, store: Store, change: Decided, now_ms: int) -> None:
         match change:
-            case ["put", document, rules]:
+            case Put(document, rules):
                 definition = Definition.from_document(document)
                 put(store, document)
                 if self._is_deleted(partition, definition):
@@ -171,10 +167,10 @@ class Copies:
                 if of.kind == "topic":
                     _load_language_soon()
                 partition.put_entity(definition.entity_id, of, now_ms, rules, definition.partitions)
-            case ["set-rule", entity_id, document] if partition.knows(entity_id):
+            case SetRule(entity_id, document) if partition.knows(entity_id):
                 partition.use(entity_id, now_ms)
                 partition.set_rule(entity_id, document)
-            case ["drop-rule", entity_id, name] if partition.knows(entity_id):
+            case DropRule(entity_id, name) if partition.knows(entity_id):
                 partition.use(entity_id, now_ms)
                 partition.drop_rule(entity_id, name)
 
@@ -226,7 +222,7 @@ class Copies:
             for document in sorted(differing, key=_is_subscription):  # topics first
                 is_new = entity_key(document["entity_id"]) not in found
                 first = rules.get(document["entity_id"]) if is_new else None
-                self._apply(partition, store, ["put", document, first], now_ms)
+                self._apply(partition, store, Put(document, first), now_ms)
             if behind:
                 for entity_id, documents in rules.items():
                     if partition.knows(entity_id):

@@ -1,6 +1,6 @@
 """Changes of entities while the broker runs: the side of the namespace's home, partition 0.
 
-A gateway asks (request `change-catalog`, one change each). The home checks the change against the entities that it
+A gateway asks for one change each (`broker.catalog.changes.Asked`). The home checks it against the entities that it
 knows, commits it for all partitions of its own worker, and sends it to the other workers. When all of them have
 followed, the gateways are told, and when these have followed, the client is answered: what was created can be used over
 any gateway, and what was changed holds everywhere. A gateway that does not answer is not waited for long.
@@ -9,18 +9,6 @@ While a partition is not in service, changes wait for it if its worker is probab
 (`broker.worker.held_changes`); else they are refused as busy. If one is lost after the home has committed, the
 change is answered all the same: a partition that comes back gets the home's catalog, and until then it refuses what is
 for entities that it has not heard of as busy.
-
-    "create", kind, properties, rule documents | None     definition document
-    "update", path, properties that get another value      definition document
-    "delete", path                                         None
-    "provide", kind, properties, rule documents | None, holder   definition document of the entity of this path; if
-                                                           there is none, it is made. A holder above 0 makes a
-                                                           temporary one and holds it: see `broker.worker.temporary`
-    "release", holder                                      None; what nobody holds is deleted soon
-    "add-rule", path, rule document                        None; for a subscription of a partitioned topic
-    "replace-rule", path, rule document                    None; likewise
-    "remove-rule", path, name                              None
-    "begin-move", "end-move", "cancel-move"                see `broker.worker.moves`
 """
 
 from collections import deque
@@ -28,6 +16,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from broker import wire
+from broker.catalog import changes
 from broker.catalog.catalog import HOME, Definition, catalog_version, definition, definitions, next_entity_id
 from broker.catalog.changing import Changing, Limits, described
 from broker.errors import EntityAlreadyExists, EntityNotFound, InvalidArgument, QuotaExceeded, ServerBusy
@@ -200,33 +189,36 @@ class Home(Generic[C]):
         `Changing` does.
         """
         self._partition.begin_change(now_ms)
-        if arguments[:1] == ["cancel-move"] and len(arguments) == 2:
-            self._give_up(self._moves.end(arguments[1]), now_ms)
-            self.done.append(Done(None, caller, number))
-            return None
-        if arguments[:1] == ["release"] and len(arguments) == 2:
-            self._of_clients().release(caller, arguments[1])
-            self.done.append(Done(None, caller, number))
-            return None
+        change = changes.asked(arguments)
+        match change:
+            case changes.CancelMove(token):
+                self._give_up(self._moves.end(token), now_ms)
+                self.done.append(Done(None, caller, number))
+                return None
+            case changes.Release(holder):
+                self._of_clients().release(caller, holder)
+                self.done.append(Done(None, caller, number))
+                return None
         away = self._away()
-        may_wait = arguments[:1] != ["end-move"]  # the entity of a move that ends is frozen
+        may_wait = not isinstance(change, changes.EndMove)  # the entity of a move that ends is frozen
         if away and may_wait and self._held.awaits(away, now_ms) and self._held.hold(caller, number, arguments):
             return None
         self._require_all(away, now_ms)
         version = catalog_version(self._store) + 1
         news: Changed | Deleted
         result: Any = None
-        match arguments:
-            case ["begin-move", path, partition]:
+        match change:
+            case changes.BeginMove(path, partition):
                 of = definition(self._store, self._changing.entity(path))
                 token, move = self._moves.begin(caller, of, partition, self._partition_count)
                 self.done.append(Done(None, caller, number, [move.entity_id, move.partitions[0], token]))
                 return None
-            case ["end-move", token]:
-                changes = self._moved(self._moves.end(token))
-                self._aligned(self._copies.change(version, changes, now_ms), now_ms)
-                news, result = wire.changed(version, changes), changes[0][1]
-            case ["provide", kind, fields, rules, int(holder)]:
+            case changes.EndMove(token):
+                moved = self._moved(self._moves.end(token))
+                news, result = self._changed(version, moved, now_ms), moved[0].definition
+            case changes.Provide(kind, fields, rules, holder):
+                if not isinstance(holder, int):
+                    raise InvalidArgument(changes.NO_CHANGE)
                 known = self._known(kind, fields)
                 if known is not None:
                     self._hold(caller, holder, known)
@@ -234,19 +226,18 @@ class Home(Generic[C]):
                     self._under_way.append(_UnderWay(done, version - 1, now_ms, set()))  # behind its creation, perhaps
                     self._finish(now_ms)
                     return None
-                change, result = self._created(kind, fields, rules, now_ms, temporary=holder > 0)
-                self._aligned(self._copies.change(version, [change], now_ms), now_ms)
-                news = wire.changed(version, [change])
+                made = self._created(kind, fields, rules, now_ms, temporary=holder > 0)
+                news, result = self._changed(version, [made], now_ms), made.definition
                 self._hold(caller, holder, Definition.from_document(result))
-            case ["delete", path]:
+            case changes.Delete(path):
                 gone = self._partition.with_subscriptions([self._changing.entity(path)])
                 self._require_still(gone, path)
                 news = self._removed(version, gone, now_ms)
             case _:
-                change, result = self._decided(arguments, now_ms)
-                self._aligned(self._copies.change(version, [change], now_ms), now_ms)
-                news = wire.changed(version, [change])
-                self._unused.used(change[1]["entity_id"] if change[0] == "put" else change[1])
+                decided = self._decided(change, now_ms)
+                news = self._changed(version, [decided], now_ms)
+                result = decided.definition if isinstance(decided, changes.Put) else None
+                self._unused.used(decided.entity_id)
         self._begin(Done(news, caller, number, result), now_ms)
         return news
 
@@ -258,11 +249,16 @@ class Home(Generic[C]):
             return iter(())
         return self._held.take()
 
-    def _moved(self, move: Move[C]) -> list[list[Any]]:
+    def _changed(self, version: int, decided: Sequence[changes.Decided], now_ms: int) -> Changed:
+        """Make these changes here."""
+        self._aligned(self._copies.change(version, decided, now_ms), now_ms)
+        return wire.changed(version, changes.packed(decided))
+
+    def _moved(self, move: Move[C]) -> list[changes.Put]:
         """The changes that make it so, the topic's before those of its subscriptions."""
         ids = self._partition.with_subscriptions([move.entity_id])
         found = [definition(self._store, each) for each in sorted(ids, key=lambda each: each != move.entity_id)]
-        return [["put", each._replace(partitions=move.partitions[1:]).document(), None] for each in found]
+        return [changes.Put(each._replace(partitions=move.partitions[1:]).document(), None) for each in found]
 
     def _give_up(self, move: Move[C], now_ms: int) -> None:
         """Both partitions are told that the entity stays."""
@@ -364,33 +360,33 @@ class Home(Generic[C]):
             slow = min(each for caller in first.awaited for each in self.followers[caller])
             raise ServerBusy(f"Partition {slow} does not answer, so entities cannot be changed. Please try again.")
 
-    def _decided(self, arguments: Sequence[Any], now_ms: int) -> tuple[list[Any], Any]:
-        """The change as it travels, and the result."""
-        match arguments:
-            case ["create", kind, fields, rules]:
+    def _decided(
+        self,
+        change: changes.Create | changes.Update | changes.AddRule | changes.ReplaceRule | changes.RemoveRule,
+        now_ms: int,
+    ) -> changes.Decided:
+        match change:
+            case changes.Create(kind, fields, rules):
                 return self._created(kind, fields, rules, now_ms)
-            case ["update", path, fields]:
+            case changes.Update(path, fields):
                 known = definition(self._store, self._changing.entity(path))
                 self._require_still([known.entity_id], path)
-                document = self._changing.updated(known, fields, now_ms).document()
-                return ["put", document, None], document
-            case ["add-rule", path, rule]:
+                return changes.Put(self._changing.updated(known, fields, now_ms).document(), None)
+            case changes.AddRule(path, rule):
                 of = definition(self._store, self._changing.entity(path))
                 self._changing.check_rule(of, rule)
-                return ["set-rule", of.entity_id, {**rule, "created_ms": now_ms}], None
-            case ["replace-rule", path, rule]:
+                return changes.SetRule(of.entity_id, {**rule, "created_ms": now_ms})
+            case changes.ReplaceRule(path, rule):
                 of = definition(self._store, self._changing.entity(path))
-                return ["set-rule", of.entity_id, self._changing.replaced_rule(of, rule)], None
-            case ["remove-rule", path, name]:
+                return changes.SetRule(of.entity_id, self._changing.replaced_rule(of, rule))
+            case changes.RemoveRule(path, name):
                 of = definition(self._store, self._changing.entity(path))
                 self._changing.check_has_rule(of, name)
-                return ["drop-rule", of.entity_id, name], None
-        raise InvalidArgument("This is no change of entities.")
+                return changes.DropRule(of.entity_id, name)
 
     def _created(
-        self, kind: Any, fields: Any, rules: Any, now_ms: int, *, temporary: bool = False
-    ) -> tuple[list[Any], Any]:
-        """As `_decided`."""
+        self, kind: Any, fields: Any, rules: Sequence[changes.Document] | None, now_ms: int, *, temporary: bool = False
+    ) -> changes.Put:
         wanted = described(kind, fields)
         topic = self._topic(wanted.topic) if isinstance(wanted, SubscriptionDescription) else None
         if topic is not None:
@@ -403,8 +399,7 @@ class Home(Generic[C]):
             rules = [DEFAULT_RULE.document(now_ms)]
         if temporary and new.entity_id > LAST_ID:
             raise QuotaExceeded(f"The namespace has made {LAST_ID} entities, and makes no further temporary ones.")
-        document = new._replace(temporary=temporary).document()
-        return ["put", document, rules], document
+        return changes.Put(new._replace(temporary=temporary).document(), rules)
 
     def _topic(self, name: str) -> Definition:
         found = definition(self._store, self._changing.entity(name))

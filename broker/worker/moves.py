@@ -1,10 +1,7 @@
 """Moves of plain entities to other partitions, as the namespace's home sees them.
 
-A gateway leads a move (`broker.gateway.moving`); the home says what is to be moved, and in the end decides:
-
-    "begin-move", path, partition     [entity id, the partition it lives on, token]
-    "end-move", token                 definition document: the entity lives on the other partition now
-    "cancel-move", token              None: it stays
+A gateway leads a move (`broker.gateway.moving`). The home says what is to be moved, and in the end decides: see
+`BeginMove`, `EndMove` and `CancelMove` of `broker.catalog.changes`.
 
 The entity is frozen before the end, and stays so until its partition hears the decision, or has connected to the home
 anew. So a move is given up here as soon as the gateway, or one of the two partitions, has lost its connection; then

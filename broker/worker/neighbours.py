@@ -13,6 +13,7 @@ import select
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from broker import wire
+from broker.catalog import changes
 from broker.catalog.catalog import HOME
 from broker.logging import get_logger
 from broker.partition.partition import Partition
@@ -178,7 +179,7 @@ class Neighbours:
                 if not self._copies.remove(message.version, message.entity_ids, now_ms):
                     return False
             case Changed():
-                if not self._copies.change(message.version, message.changes, now_ms):
+                if not self._copies.change(message.version, [*changes.decided(message.changes)], now_ms):
                     return False
         self._replies.append(wire.followed(message.version))
         return True

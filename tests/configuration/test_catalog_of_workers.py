@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from broker.catalog import changes
 from broker.catalog.catalog import Definition, catalog_version, definitions, next_entity_id, reconcile
 from broker.catalog.changing import Limits
 from broker.errors import (
@@ -144,7 +145,7 @@ class Broker:
     def follow(self, news: Any) -> bool:
         copies = self.copies[1]
         if hasattr(news, "changes"):
-            return copies.change(news.version, news.changes, T0)
+            return copies.change(news.version, [*changes.decided(news.changes)], T0)
         return copies.remove(news.version, news.entity_ids, T0)
 
     def known(self) -> list[set[int]]:

@@ -134,10 +134,11 @@ def opened(description):
         (
             "import threading\n"
             "from broker.catalog.catalog import Definition\n"
+            "from broker.catalog.changes import Put\n"
             "from broker.worker.copies import Copies\n"
             "store, partition = opened(QueueDescription(name='q'))\n"
             "topic = Definition(9, TopicDescription(name='t'), 0, 0, (0,)).document()\n"
-            "print(Copies({0: partition}, {0: store}, lambda _: None).change(2, [['put', topic, None]], 0))\n"
+            "print(Copies({0: partition}, {0: store}, lambda _: None).change(2, [Put(topic, None)], 0))\n"
             "[loading] = {*threading.enumerate()} - {threading.main_thread()}\n"
             "loading.join()\n"
             "print('broker.rules.syntax' in sys.modules)\n",

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from broker import requests
+from broker.catalog import changes
 from broker.catalog.catalog import HOME
 from broker.errors import BrokerError, OutcomeUnknown, ServerBusy
 from broker.gateway.host import Host
@@ -22,7 +22,7 @@ class LinkInMaking:
         """`path` is that of the entity with these properties. It is temporary if the host's `holding` has the link."""
         self._host = host
         self._link = link
-        self._change = requests.ChangeCatalog(["provide", kind, fields, None, host.holding.number(link)])
+        self._change = changes.request(changes.Provide(kind, fields, None, host.holding.number(link)))
         self._is_due = True
         self._path = path
         self._bind = bind

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from broker import requests
+from broker.catalog import changes
 from broker.catalog.catalog import HOME
 from broker.errors import BrokerError, EntityNotFound
 from broker.gateway.conditions import condition_of
@@ -34,7 +34,8 @@ class SubscriptionEnd:
     def _delete(self) -> None:
         for name in self._waiting:
             reply = partial(self._deleted, name)
-            self._host.gateway.router.request(HOME, 0, requests.ChangeCatalog(["delete", name]), reply, self._host)
+            asked = changes.request(changes.Delete(name))
+            self._host.gateway.router.request(HOME, 0, asked, reply, self._host)
 
     def _deleted(self, name: str, result: Any, error: BrokerError | None) -> None:
         self._waiting.remove(name)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Final
 
 from broker import requests
+from broker.catalog import changes
 from broker.catalog.catalog import HOME
 from broker.errors import (
     BrokerError,
@@ -515,8 +516,8 @@ class ManagementRequests(RequestLink):
             return management.encode_success(request)
 
         if self.entity.is_partitioned:
-            name, [argument] = requests.packed(change)
-            self._ask(request, answer, encode, requests.ChangeCatalog([name, self.entity.name, argument]), HOME)
+            of_all = changes.of_partitioned(self.entity.name, change)
+            self._ask(request, answer, encode, changes.request(of_all), HOME)
         else:
             self._ask(request, answer, encode, change)
 

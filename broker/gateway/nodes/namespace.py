@@ -5,6 +5,7 @@ from collections import defaultdict
 from typing import Any
 
 from broker import requests
+from broker.catalog import changes
 from broker.catalog.catalog import HOME
 from broker.errors import BrokerError, InternalError
 from broker.gateway.conditions import condition_of
@@ -34,18 +35,18 @@ class NamespaceRequests(RequestLink):
                 self._list_counts(request, call.arguments, answer)
             case management.CreateEntity(kind, properties, rules):
                 documents = None if rules is None else [described_rule(each) for each in rules]
-                self._change(request, answer, "create", kind, properties, documents)
+                self._change(request, answer, changes.Create(kind, properties, documents))
             case management.UpdateEntity(path, properties):
-                self._change(request, answer, "update", path, properties)
+                self._change(request, answer, changes.Update(path, properties))
             case management.DeleteEntity(path):
-                self._change(request, answer, "delete", path)
+                self._change(request, answer, changes.Delete(path))
             case management.MoveEntity(path, partition):
                 moving = self._move(request, answer, path, partition)
                 self.connection.gateway.go_on_with(moving)
             case _:
                 raise management.UnknownOperation(f"The operation '{call.operation}' is not offered by the namespace.")
 
-    def _change(self, request: Request, answer: Answer, *change: Any) -> None:
+    def _change(self, request: Request, answer: Answer, change: changes.Asked) -> None:
         """See `broker.worker.home`, which makes the change."""
 
         def reply(definition: dict[str, Any] | None, error: BrokerError | None) -> None:
@@ -56,7 +57,7 @@ class NamespaceRequests(RequestLink):
             else:
                 answer(management.encode_entity(request, definition))
 
-        self.request_partition(HOME, 0, requests.ChangeCatalog(change), reply)
+        self.request_partition(HOME, 0, changes.request(change), reply)
 
     async def _move(self, request: Request, answer: Answer, path: str, partition: int) -> None:
         try:

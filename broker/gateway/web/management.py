@@ -18,6 +18,7 @@ from broker.atom import documents, entities, rules, xml
 from broker.atom.documents import ENTRY_TYPE, FEED_TYPE, Entry, Page
 from broker.atom.entities import Shown
 from broker.atom.values import write_duration, write_time
+from broker.catalog import changes
 from broker.catalog.catalog import HOME
 from broker.errors import BrokerError, EntityNotFound, InvalidArgument, PreconditionFailed, Unauthorized
 from broker.gateway.namespace import Entity, Namespace
@@ -211,7 +212,7 @@ class Management:
             self._check_size(fields, getattr(entity.description, "max_size_mb", None))
             entities.validated(kind, {**entity.description.model_dump(mode="json"), **fields})
             self._require_destinations(request, fields)
-            document = await self._change("update", entity.name, fields)
+            document = await self._change(changes.Update(entity.name, fields))
             [shown] = await self._shown([Entity.of(document)])
         else:
             if is_of_messages("DELETE", target.entity):
@@ -224,7 +225,7 @@ class Management:
             self._require_destinations(request, fields)
             first = _first_rules(described) if is_subscription else None
             properties = wanted.model_dump(mode="json", exclude_unset=True)
-            shown = self._new(Entity.of(await self._change("create", kind, properties, first)))
+            shown = self._new(Entity.of(await self._change(changes.Create(kind, properties, first))))
         return self._entry(
             self._entity_entry(request, shown), 200 if "If-Match" in request.headers else 201, shown.updated_ms
         )
@@ -259,7 +260,7 @@ class Management:
         entity = self._find(target.path)
         if "If-Match" in request.headers:
             _require_match(request, entity.updated_ms)
-        await self._change("delete", entity.name)
+        await self._change(changes.Delete(entity.name))
         return web.Response(status=200)
 
     # -- rules
@@ -296,8 +297,7 @@ class Management:
     ) -> None:
         """The rules of a partitioned topic are on several partitions, so the home changes them."""
         if subscription.is_partitioned:
-            name, [argument] = requests.packed(change)
-            await self._change(name, subscription.name, argument)
+            await self._change(changes.of_partitioned(subscription.name, change))
         else:
             await self._ask(subscription, change)
 
@@ -314,9 +314,9 @@ class Management:
 
     # -- the rest of the broker
 
-    async def _change(self, *change: Any) -> Any:
+    async def _change(self, change: changes.Asked) -> Any:
         try:
-            return await self._gateway.router.ask(HOME, 0, requests.ChangeCatalog(change))
+            return await self._gateway.router.ask(HOME, 0, changes.request(change))
         except BrokerError as error:
             raise type(error)(entities.with_elements(str(error))) from None
 
