@@ -21,7 +21,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from enum import IntEnum
 from functools import partial
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
 import msgpack
 
@@ -51,7 +51,7 @@ _record_size = Struct(">I")  # of a run
 
 
 class Op(IntEnum):
-    """The kind of a message, which is its first item. See the class of the same name."""
+    """The kind of a message, which is its first item."""
 
     # gateway -> worker
     SEND = 1
@@ -108,7 +108,33 @@ class Op(IntEnum):
     REPLACED = 120
 
 
-# Each message is a tuple whose first item is its `Op`, which the function of the same name puts there.
+# Each message is a tuple whose first item is its `Op`. Below the class of a message stands its constructor, which puts
+# the `Op` there, and which is the declaration of its kind.
+
+P = ParamSpec("P")
+M = TypeVar("M", bound=tuple[Any, ...])
+
+_kinds: dict[int, type[Any]] = {}  # the class of each message that is read
+_shareable: set[int] = set()
+
+
+def _declare(op: Op, kind: Callable[..., M], *, is_shareable: bool = False) -> int:
+    """Messages with this `op` are of this class. Returns the number that they begin with. See `is_shareable`."""
+    number = int(op)  # found faster by what is read, which are plain numbers
+    _kinds[number] = cast(type[Any], kind)
+    if is_shareable:
+        _shareable.add(number)
+    return number
+
+
+def _message(op: Op, kind: Callable[Concatenate[int, P], M], *, is_shareable: bool = False) -> Callable[P, M]:
+    """As `_declare`, but returns the constructor."""
+    return partial(kind, _declare(op, kind, is_shareable=is_shareable))
+
+
+# The constructor of a NamedTuple is a Python function; `tuple.__new__` makes the same in a fraction of the time. So
+# messages that there are many of are made with it.
+_new = tuple.__new__
 
 
 class Send(NamedTuple):
@@ -119,6 +145,16 @@ class Send(NamedTuple):
     channel: int
     queue: int
     messages: Sequence[Any]
+
+
+_SEND = _declare(Op.SEND, Send, is_shareable=True)
+
+
+def send(partition: int, channel: int, queue: int, messages: Sequence[Any]) -> Send:
+    return _new(Send, (_SEND, partition, channel, queue, messages))
+
+
+send_batch = _message(Op.SEND_BATCH, Send, is_shareable=True)
 
 
 LARGE_RUN_BYTES = 1 << 20  # a larger run is passed on without copies where that can be
@@ -166,6 +202,9 @@ class SendRun(NamedTuple):
     run: RunBytes
 
 
+send_run = _message(Op.SEND_RUN, SendRun, is_shareable=True)
+
+
 class TakesRuns(NamedTuple):
     """The gateway takes DELIVER_RUN; `also_several`: and DELIVER_RUNS, from version 5 on."""
 
@@ -173,12 +212,15 @@ class TakesRuns(NamedTuple):
     also_several: bool
 
 
+takes_runs = partial(_message(Op.TAKES_RUNS, TakesRuns, is_shareable=True), True)
+
+
 class Mark(NamedTuple):
     """MARK: the next deliveries that this channel sends, so many, have the numbers from `first` on.
 
     The partition notes with a delivery that it stores that it has its number, so that the gateway can ask for it
-    (request `stored`) if the worker ends before it answers. The gateway never asks for numbers lower than `below`.
-    `sender` are bytes that the gateway has chosen at random. For a worker of VERSION_WITH_MARKS.
+    (`broker.requests.Stored`) if the worker ends before it answers. The gateway never asks for numbers lower than
+    `below`. `sender` are bytes that the gateway has chosen at random. For a worker of VERSION_WITH_MARKS.
     """
 
     op: int
@@ -190,6 +232,9 @@ class Mark(NamedTuple):
     below: int
 
 
+mark = _message(Op.MARK, Mark, is_shareable=True)
+
+
 class Beat(NamedTuple):
     """A sign of life, about each second, on a connection between machines: see `broker.cluster.silence`.
 
@@ -199,6 +244,9 @@ class Beat(NamedTuple):
     op: int
 
 
+beat = _message(Op.BEAT, Beat)
+
+
 class OpenReceiver(NamedTuple):
     op: int
     partition: int
@@ -206,6 +254,9 @@ class OpenReceiver(NamedTuple):
     queue: int
     receive_and_delete: bool
     session: Any  # None, or as above
+
+
+open_receiver = _message(Op.OPEN_RECEIVER, OpenReceiver)
 
 
 class OpenSelective(NamedTuple):
@@ -220,6 +271,9 @@ class OpenSelective(NamedTuple):
     selector: str
 
 
+open_selective = _message(Op.OPEN_SELECTIVE, OpenSelective)
+
+
 class Credit(NamedTuple):
     """GRANT: the receiver may get deliveries up to the limit. DRAIN: and credit that it cannot use now ends."""
 
@@ -227,6 +281,16 @@ class Credit(NamedTuple):
     partition: int
     channel: int
     limit: int
+
+
+_GRANT = _declare(Op.GRANT, Credit, is_shareable=True)
+
+
+def grant(partition: int, channel: int, limit: int) -> Credit:
+    return _new(Credit, (_GRANT, partition, channel, limit))
+
+
+drain = _message(Op.DRAIN, Credit)
 
 
 class Watch(NamedTuple):
@@ -237,6 +301,10 @@ class Watch(NamedTuple):
     op: int
     partition: int
     channel: int
+
+
+watch = _message(Op.WATCH, Watch)
+passes = _message(Op.PASS, Watch)
 
 
 class Await(NamedTuple):
@@ -253,6 +321,9 @@ class Await(NamedTuple):
     number: int
 
 
+await_more = _message(Op.AWAIT, Await)
+
+
 class CloseReceiver(NamedTuple):
     """`unsent_from`: the deliveries from this token on never reached the client. None if all of them may have."""
 
@@ -261,6 +332,9 @@ class CloseReceiver(NamedTuple):
     channel: int
     broken: bool
     unsent_from: bytes | None
+
+
+close_receiver = _message(Op.CLOSE_RECEIVER, CloseReceiver)
 
 
 class Settle(NamedTuple):
@@ -278,6 +352,20 @@ class Settle(NamedTuple):
     properties: dict[str, Any] | None
 
 
+_SETTLE = _declare(Op.SETTLE, Settle, is_shareable=True)
+
+
+def settle(
+    partition: int,
+    queue: int,
+    outcome: int,
+    channels: Sequence[int],
+    tokens: Sequence[bytes],
+    properties: dict[str, Any] | None,
+) -> Settle:
+    return _new(Settle, (_SETTLE, partition, queue, outcome, channels, tokens, properties))
+
+
 class Request(NamedTuple):
     op: int
     partition: int
@@ -285,6 +373,9 @@ class Request(NamedTuple):
     name: str
     queue: int
     arguments: list[Any]
+
+
+request = _message(Op.REQUEST, Request)
 
 
 class Restore(NamedTuple):
@@ -300,6 +391,15 @@ class Restore(NamedTuple):
     partition: int
     queue: int
     entries: Sequence[Any]
+
+
+restore = _message(Op.RESTORE, Restore)
+
+
+def restore_as_request(
+    partition: int, queue: int, entries: Sequence[Any], number: int, mark: "Mark | None" = None
+) -> Restore:
+    return _new(Restore, (Op.RESTORE, partition, queue, entries, number, *(mark or ())))
 
 
 class Forward(NamedTuple):
@@ -318,6 +418,9 @@ class Forward(NamedTuple):
     entries: Sequence[Any]
 
 
+forward = _message(Op.FORWARD, Forward)
+
+
 class Forwarded(NamedTuple):
     """All messages up to this sequence number were taken over, except the refused ones: [error name, text,
     [sequence number, ...]].
@@ -334,11 +437,17 @@ class Forwarded(NamedTuple):
     busy: str
 
 
+forwarded = _message(Op.FORWARDED, Forwarded)
+
+
 class Remove(NamedTuple):
     """The partition of these entities has deleted them; the home is to remove them from the catalog."""
 
     op: int
     entity_ids: Sequence[int]
+
+
+remove = _message(Op.REMOVE, Remove)
 
 
 class Join(NamedTuple):
@@ -351,11 +460,17 @@ class Join(NamedTuple):
     entity_ids: Sequence[int]
 
 
+join = _message(Op.JOIN, Join)
+
+
 class Stores(NamedTuple):
     """Before JOIN: `ids` are [partition, id of its store], of all partitions of the worker. The home remembers them."""
 
     op: int
     ids: Sequence[Sequence[Any]]
+
+
+stores = _message(Op.STORES, Stores)
 
 
 class Replaced(NamedTuple):
@@ -365,11 +480,17 @@ class Replaced(NamedTuple):
     partitions: Sequence[int]
 
 
+replaced = _message(Op.REPLACED, Replaced)
+
+
 class Followed(NamedTuple):
     """All of the worker's partitions have the catalog of this version."""
 
     op: int
     version: int
+
+
+followed = _message(Op.FOLLOWED, Followed)
 
 
 class Unused(NamedTuple):
@@ -380,6 +501,9 @@ class Unused(NamedTuple):
     entity_ids: Sequence[int]
 
 
+unused = _message(Op.UNUSED, Unused)
+
+
 class Answer(NamedTuple):
     """The answer to ASK. If the worker agrees, its fragments refuse all uses, also after a restart."""
 
@@ -387,6 +511,9 @@ class Answer(NamedTuple):
     entity_id: int
     number: int
     agrees: bool
+
+
+answer = _message(Op.ANSWER, Answer)
 
 
 class Hello(NamedTuple):
@@ -400,12 +527,22 @@ class Hello(NamedTuple):
     namespace_id: bytes = b""  # that of the catalog; empty if the worker has never heard of it
 
 
+hello = _message(Op.HELLO, Hello)
+
+
 class Sent(NamedTuple):
     """So many deliveries are stored."""
 
     op: int
     channel: int
     deliveries: int
+
+
+_SENT = _declare(Op.SENT, Sent, is_shareable=True)
+
+
+def sent(channel: int, deliveries: int) -> Sent:
+    return _new(Sent, (_SENT, channel, deliveries))
 
 
 class Refused(NamedTuple):
@@ -418,6 +555,10 @@ class Refused(NamedTuple):
     text: str
 
 
+refused = _message(Op.REFUSED, Refused)
+unsettled = _message(Op.UNSETTLED, Refused)
+
+
 class Opened(NamedTuple):
     """The receiver is open. A receiver of a session is told which session it got."""
 
@@ -425,6 +566,9 @@ class Opened(NamedTuple):
     channel: int
     session_id: str = ""
     locked_until_ms: int = 0
+
+
+opened = _message(Op.OPENED, Opened)
 
 
 class Closed(NamedTuple):
@@ -436,10 +580,16 @@ class Closed(NamedTuple):
     text: str = ""
 
 
+closed = _message(Op.CLOSED, Closed)
+
+
 class Drained(NamedTuple):
     op: int
     channel: int
     delivered: int  # since it was opened
+
+
+drained = _message(Op.DRAINED, Drained)
 
 
 class Available(NamedTuple):
@@ -449,6 +599,9 @@ class Available(NamedTuple):
     channel: int
 
 
+available = _message(Op.AVAILABLE, Available)
+
+
 class Settled(NamedTuple):
     """`channels` are flat: channel, count of its settlements, ..."""
 
@@ -456,11 +609,25 @@ class Settled(NamedTuple):
     channels: Sequence[int]
 
 
+_SETTLED = _declare(Op.SETTLED, Settled, is_shareable=True)
+
+
+def settled(channels: Sequence[int]) -> Settled:
+    return _new(Settled, (_SETTLED, channels))
+
+
 class Deliver(NamedTuple):
     op: int
     channel: int
     locked_until_ms: int
     entries: list[Any]
+
+
+_DELIVER = _declare(Op.DELIVER, Deliver, is_shareable=True)
+
+
+def deliver(channel: int, locked_until_ms: int, entries: list[Any]) -> Deliver:
+    return _new(Deliver, (_DELIVER, channel, locked_until_ms, entries))
 
 
 class DeliverRun(NamedTuple):
@@ -479,11 +646,17 @@ class DeliverRun(NamedTuple):
     run: Run
 
 
+deliver_run = _message(Op.DELIVER_RUN, DeliverRun, is_shareable=True)
+
+
 class DeliverRuns(NamedTuple):
     """DELIVER_RUN of several channels: each of `deliveries` is [channel, locked_until_ms, the items behind these]."""
 
     op: int
     deliveries: Sequence[Any]
+
+
+deliver_runs = _message(Op.DELIVER_RUNS, DeliverRuns, is_shareable=True)
 
 
 class Reply(NamedTuple):
@@ -492,11 +665,17 @@ class Reply(NamedTuple):
     result: Any
 
 
+reply = _message(Op.REPLY, Reply)
+
+
 class Failed(NamedTuple):
     op: int
     number: int
     error: str
     text: str
+
+
+failed = _message(Op.FAILED, Failed)
 
 
 class Catalog(NamedTuple):
@@ -507,6 +686,9 @@ class Catalog(NamedTuple):
     definitions: list[Any]
 
 
+catalog = _message(Op.CATALOG, Catalog)
+
+
 class Deleted(NamedTuple):
     """These entities were removed from the catalog, which now has this version."""
 
@@ -515,14 +697,20 @@ class Deleted(NamedTuple):
     entity_ids: Sequence[int]
 
 
+deleted = _message(Op.DELETED, Deleted)
+
+
 class Changed(NamedTuple):
-    """The catalog has this version now, with these changes: see `broker.worker.copies`. A gateway is told when all
+    """The catalog has this version now, with these changes (`broker.catalog.changes`). A gateway is told when all
     workers have followed.
     """
 
     op: int
     version: int
     changes: list[Any]
+
+
+changed = _message(Op.CHANGED, Changed)
 
 
 class Rules(NamedTuple):
@@ -533,6 +721,9 @@ class Rules(NamedTuple):
     rules: list[Any]
 
 
+rules = _message(Op.RULES, Rules)
+
+
 class Ask(NamedTuple):
     """May this entity be deleted because nobody has used it? The number is that of the question."""
 
@@ -541,11 +732,17 @@ class Ask(NamedTuple):
     number: int
 
 
+ask = _message(Op.ASK, Ask)
+
+
 class Keep(NamedTuple):
     """The entity that was asked for stays."""
 
     op: int
     entity_id: int
+
+
+keep = _message(Op.KEEP, Keep)
 
 
 # Messages for one partition.
@@ -561,154 +758,9 @@ ForHome = Remove | Join | Stores | Followed | Unused | Answer
 ForWorker = ForHome | TakesRuns | Beat
 
 Message = (
-    Send | SendRun | Mark | OpenReceiver | Credit | Watch | CloseReceiver | Settle | Request | Restore | Forward
-    | Forwarded | Remove | Hello | Sent | Refused | Opened | Closed | Drained | Available | Settled | Deliver
-    | DeliverRun | DeliverRuns | Reply | Failed | Catalog | Deleted | Join | Followed | Changed | Rules | Unused
-    | Answer | Ask | Keep | TakesRuns | Await | Beat | OpenSelective | Stores | Replaced
+    Command | ForWorker | Forwarded | Hello | Sent | Refused | Opened | Closed | Drained | Available | Settled | Deliver
+    | DeliverRun | DeliverRuns | Reply | Failed | Catalog | Deleted | Changed | Rules | Ask | Keep | Replaced
 )  # fmt: skip
-
-_KINDS_BY_OP: dict[Op, type[Message]] = {
-    Op.SEND: Send,
-    Op.SEND_BATCH: Send,
-    Op.SEND_RUN: SendRun,
-    Op.TAKES_RUNS: TakesRuns,
-    Op.MARK: Mark,
-    Op.BEAT: Beat,
-    Op.OPEN_RECEIVER: OpenReceiver,
-    Op.OPEN_SELECTIVE: OpenSelective,
-    Op.GRANT: Credit,
-    Op.DRAIN: Credit,
-    Op.CLOSE_RECEIVER: CloseReceiver,
-    Op.SETTLE: Settle,
-    Op.REQUEST: Request,
-    Op.RESTORE: Restore,
-    Op.WATCH: Watch,
-    Op.PASS: Watch,
-    Op.AWAIT: Await,
-    Op.FORWARD: Forward,
-    Op.FORWARDED: Forwarded,
-    Op.REMOVE: Remove,
-    Op.JOIN: Join,
-    Op.STORES: Stores,
-    Op.FOLLOWED: Followed,
-    Op.UNUSED: Unused,
-    Op.ANSWER: Answer,
-    Op.HELLO: Hello,
-    Op.SENT: Sent,
-    Op.REFUSED: Refused,
-    Op.OPENED: Opened,
-    Op.CLOSED: Closed,
-    Op.DRAINED: Drained,
-    Op.SETTLED: Settled,
-    Op.UNSETTLED: Refused,
-    Op.DELIVER: Deliver,
-    Op.DELIVER_RUN: DeliverRun,
-    Op.DELIVER_RUNS: DeliverRuns,
-    Op.REPLY: Reply,
-    Op.FAILED: Failed,
-    Op.CATALOG: Catalog,
-    Op.DELETED: Deleted,
-    Op.AVAILABLE: Available,
-    Op.CHANGED: Changed,
-    Op.RULES: Rules,
-    Op.ASK: Ask,
-    Op.KEEP: Keep,
-    Op.REPLACED: Replaced,
-}
-_KINDS = {int(op): kind for op, kind in _KINDS_BY_OP.items()}  # found faster by what is read, which are plain numbers
-
-# The constructor of a NamedTuple is a Python function; `tuple.__new__` makes the same in a fraction of the time. So
-# messages that there are many of are made with it.
-_new = tuple.__new__
-_SEND, _GRANT, _SETTLE = int(Op.SEND), int(Op.GRANT), int(Op.SETTLE)
-_SENT, _SETTLED, _DELIVER = int(Op.SENT), int(Op.SETTLED), int(Op.DELIVER)
-_SEND_RUN, _DELIVER_RUN = int(Op.SEND_RUN), int(Op.DELIVER_RUN)
-
-
-def send(partition: int, channel: int, queue: int, messages: Sequence[Any]) -> Send:
-    return _new(Send, (_SEND, partition, channel, queue, messages))
-
-
-def grant(partition: int, channel: int, limit: int) -> Credit:
-    return _new(Credit, (_GRANT, partition, channel, limit))
-
-
-def settle(
-    partition: int,
-    queue: int,
-    outcome: int,
-    channels: Sequence[int],
-    tokens: Sequence[bytes],
-    properties: dict[str, Any] | None,
-) -> Settle:
-    return _new(Settle, (_SETTLE, partition, queue, outcome, channels, tokens, properties))
-
-
-def sent(channel: int, deliveries: int) -> Sent:
-    return _new(Sent, (_SENT, channel, deliveries))
-
-
-def settled(channels: Sequence[int]) -> Settled:
-    return _new(Settled, (_SETTLED, channels))
-
-
-def deliver(channel: int, locked_until_ms: int, entries: list[Any]) -> Deliver:
-    return _new(Deliver, (_DELIVER, channel, locked_until_ms, entries))
-
-
-_SHAREABLE = frozenset((
-    _SEND, Op.SEND_BATCH, _SEND_RUN, _GRANT, _SETTLE, _SENT, _SETTLED, _DELIVER, _DELIVER_RUN, Op.DELIVER_RUNS,
-    Op.TAKES_RUNS, Op.MARK,
-))  # fmt: skip
-
-send_batch = partial(Send, Op.SEND_BATCH)
-send_run = partial(SendRun, _SEND_RUN)
-takes_runs = partial(TakesRuns, Op.TAKES_RUNS, True)
-mark = partial(Mark, Op.MARK)
-beat = partial(Beat, Op.BEAT)
-open_receiver = partial(OpenReceiver, Op.OPEN_RECEIVER)
-open_selective = partial(OpenSelective, Op.OPEN_SELECTIVE)
-drain = partial(Credit, Op.DRAIN)
-watch = partial(Watch, Op.WATCH)
-passes = partial(Watch, Op.PASS)
-await_more = partial(Await, Op.AWAIT)
-close_receiver = partial(CloseReceiver, Op.CLOSE_RECEIVER)
-request = partial(Request, Op.REQUEST)
-restore = partial(Restore, Op.RESTORE)
-
-
-def restore_as_request(
-    partition: int, queue: int, entries: Sequence[Any], number: int, mark: "Mark | None" = None
-) -> Restore:
-    return _new(Restore, (Op.RESTORE, partition, queue, entries, number, *(mark or ())))
-
-
-forward = partial(Forward, Op.FORWARD)
-forwarded = partial(Forwarded, Op.FORWARDED)
-remove = partial(Remove, Op.REMOVE)
-join = partial(Join, Op.JOIN)
-stores = partial(Stores, Op.STORES)
-replaced = partial(Replaced, Op.REPLACED)
-followed = partial(Followed, Op.FOLLOWED)
-unused = partial(Unused, Op.UNUSED)
-answer = partial(Answer, Op.ANSWER)
-hello = partial(Hello, Op.HELLO)
-refused = partial(Refused, Op.REFUSED)
-opened = partial(Opened, Op.OPENED)
-closed = partial(Closed, Op.CLOSED)
-drained = partial(Drained, Op.DRAINED)
-available = partial(Available, Op.AVAILABLE)
-unsettled = partial(Refused, Op.UNSETTLED)
-deliver_run = partial(DeliverRun, _DELIVER_RUN)
-deliver_runs = partial(DeliverRuns, Op.DELIVER_RUNS)
-reply = partial(Reply, Op.REPLY)
-failed = partial(Failed, Op.FAILED)
-catalog = partial(Catalog, Op.CATALOG)
-deleted = partial(Deleted, Op.DELETED)
-changed = partial(Changed, Op.CHANGED)
-rules = partial(Rules, Op.RULES)
-ask = partial(Ask, Op.ASK)
-keep = partial(Keep, Op.KEEP)
 
 
 def pack_up_to_run(packer: msgpack.Packer, message: "SendRun | DeliverRun") -> None:
@@ -745,7 +797,7 @@ def is_shareable(message: Message) -> bool:
     Messages that there are many of are shareable: they have numbers, bytes, overlays, and lists made for them. The
     others must be packed and unpacked.
     """
-    return message[0] in _SHAREABLE and not (message[0] == _SETTLE and message[-1])
+    return message[0] in _shareable and not (message[0] == _SETTLE and message[-1])
 
 
 class Extra(IntEnum):
@@ -854,7 +906,7 @@ def unpack(
     frame: bytes | memoryview, items_of: Callable[[bytes | memoryview], Iterable[list[Any]]] = items_of
 ) -> list[Message]:
     """The messages of a frame that another process of this namespace made. Kinds that are unknown are left out."""
-    kinds, make = _KINDS, tuple.__new__  # calling the class costs twice as much
+    kinds, make = _kinds, tuple.__new__  # calling the class costs twice as much
     messages: list[Message] = []
     for items in items_of(frame):  # no comprehension: most frames have few messages
         try:
