@@ -106,7 +106,7 @@ class Peek(NamedTuple):
 
 
 class PeekSession(NamedTuple):
-    """As `Peek`, of one session."""
+    """Peek at messages of one session. The answer is that of `Peek`."""
 
     session_id: str
     from_number: Number
@@ -139,7 +139,7 @@ class ReceiveDeferred(NamedTuple):
 
 
 class ReceiveSessionDeferred(NamedTuple):
-    """As `ReceiveDeferred`, of one session."""
+    """Receive messages of one session by their numbers. The answer is that of `ReceiveDeferred`."""
 
     receiver: Receiver
     session_id: str
@@ -259,7 +259,7 @@ class GetMessageSessions(NamedTuple):
 
 
 class PageMessageSessions(NamedTuple):
-    """As `GetMessageSessions`. The answer is [the number skipped, [session id, ...]]."""
+    """Ask as `GetMessageSessions` does. The answer is [the number skipped, [session id, ...]]."""
 
     updated_after_ms: int | None
     skip: int
@@ -267,7 +267,7 @@ class PageMessageSessions(NamedTuple):
 
 
 class MessageSessionsBehind(NamedTuple):
-    """As `GetMessageSessions`, of those behind this session."""
+    """Ask for the sessions behind this one. The answer is that of `GetMessageSessions`."""
 
     updated_after_ms: int | None
     session_id: str
@@ -478,7 +478,7 @@ def packed(request: Request) -> tuple[str, list[Any]]:
 
 
 def parsed(name: str, arguments: Sequence[Any]) -> Request:
-    """The request that has arrived. Raises NotImplementedByBroker; Malformed."""
+    """Return the request that has arrived. Raises NotImplementedByBroker; Malformed."""
     request = RECORDS.parsed(name, arguments)
     if request is None:
         raise NotImplementedByBroker(f"There is no operation '{name}'.")
@@ -486,7 +486,7 @@ def parsed(name: str, arguments: Sequence[Any]) -> Request:
 
 
 def parsed_in_transaction(name: str, arguments: Sequence[Any]) -> InTransaction:
-    """As `parsed`, of a `TransactRequest`. Raises NotAllowed; Malformed."""
+    """Return the request that has arrived in a `TransactRequest`. Raises NotAllowed; Malformed."""
     if RECORDS.classes.get(name) not in IN_TRANSACTIONS:
         raise NotAllowed(f"The operation '{name}' cannot be a part of a transaction.")
     return cast(InTransaction, RECORDS.parsed(name, arguments))

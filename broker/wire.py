@@ -128,7 +128,7 @@ def _declare(op: Op, kind: Callable[..., M], *, is_shareable: bool = False) -> i
 
 
 def _message(op: Op, kind: Callable[Concatenate[int, P], M], *, is_shareable: bool = False) -> Callable[P, M]:
-    """As `_declare`, but returns the constructor."""
+    """Declare messages as `_declare` does, and return their constructor."""
     return partial(kind, _declare(op, kind, is_shareable=is_shareable))
 
 
@@ -776,7 +776,7 @@ def run_head(run: Run) -> bytes:
 
 
 def greeting(hello: Hello) -> Hello:
-    """With what a worker of an older version does not say."""
+    """Return the greeting with what a worker of an older version does not say."""
     said: list[Any] = list(hello)
     return Hello(*said[: len(Hello._fields)])
 
@@ -839,7 +839,7 @@ class SettleOperation(NamedTuple):
 
 
 class SendRunOperation(NamedTuple):
-    """As `SendOperation`, of a run, whose messages are a delivery each; for VERSION_WITH_RUNS_IN_TRANSACTIONS."""
+    """Sends a run, whose messages are a delivery each, to a worker of VERSION_WITH_RUNS_IN_TRANSACTIONS."""
 
     queue: int
     quiet: bool

@@ -105,7 +105,10 @@ def _check_size(core: Core, asked: requests.OfQueue | requests.OfPartition) -> N
 
 
 def check_bytes(core: Core, field: str, count: int, size_bytes: int) -> None:
-    """As `_check_size`, for the bytes read or written for `count` messages. A single message may have any size."""
+    """Check the bytes that are read or written for `count` messages. A single message may have any size.
+
+    Raises OutOfRange.
+    """
     limit = core.settings.request_bytes
     if size_bytes > limit and count > 1:
         raise OutOfRange(f"The messages of '{field}' take more than {limit} bytes; ask for fewer at once.")
@@ -171,7 +174,9 @@ def _peek_session(core: Core, queue: Queue, asked: requests.PeekSession, now_ms:
 
 
 def _receive_deferred(core: Core, queue: Queue, asked: requests.ReceiveDeferred, now_ms: int) -> list[Any]:
-    """Raises MessageNotFound if any of the numbers is not that of a deferred message (or an active one, if these were
+    """Lock or delete messages by their numbers.
+
+    Raises MessageNotFound if any of the numbers is not that of a deferred message (or an active one, if these were
     asked for), or if it is locked.
     """
     numbers, receive_and_delete, active = asked
@@ -184,7 +189,7 @@ def _receive_deferred(core: Core, queue: Queue, asked: requests.ReceiveDeferred,
 def _receive_session_deferred(
     core: Core, queue: Queue, asked: requests.ReceiveSessionDeferred, now_ms: int
 ) -> list[Any]:
-    """As `_receive_deferred`, for messages of one session. The lock that the receiver has of it is theirs, too.
+    """Lock or delete messages of one session. The lock that the receiver has of it is theirs, too.
 
     Without a receiver they get locks of their own, as the cloud gives them to a connection that does not hold the
     session; but not active messages. A receiver that has lost the session gets none.
@@ -245,7 +250,7 @@ def _take_numbered(
 def _find_numbered(
     core: Core, queue: Queue, numbers: Sequence[int], active: bool, session_id: str | None, now_ms: int
 ) -> list[tuple[Held, bytes]]:
-    """All of these unlocked messages, with their records; of this session, if it is given.
+    """Find all of these unlocked messages, with their records; of this session, if it is given.
 
     Raises MessageNotFound, NotAllowed, EntityDisabled, OutOfRange, ServerBusy.
     """
@@ -318,7 +323,7 @@ def _settle(core: Core, queue: Queue, asked: requests.Settle, now_ms: int) -> No
 
 
 def outcome_of(asked: requests.Settle) -> Outcome:
-    """Raises InvalidArgument."""
+    """Return the outcome that the request names. Raises InvalidArgument."""
     try:
         return Outcome(asked.outcome)
     except ValueError:
@@ -330,7 +335,7 @@ def _schedule(core: Core, queue: Queue, asked: requests.Schedule, now_ms: int) -
 
 
 def _cancel_scheduled(core: Core, queue: Queue, asked: requests.CancelScheduled, now_ms: int) -> None:
-    """Raises as `cancelling.cancellable`."""
+    """Delete scheduled messages. Raises what `cancelling.cancellable` does."""
     numbers = list(dict.fromkeys(asked.numbers))
 
     def check(read_bytes: int) -> None:
@@ -450,7 +455,7 @@ def _is_counted(core: Core, queue_id: int) -> bool:
 
 
 def _stored_count(core: Core, queue_id: int, value: bytes | None) -> list[int]:
-    """As `_count`, for a queue that is not open; `value` is its record in COUNTS."""
+    """Count the messages of a queue that is not open; `value` is its record in COUNTS."""
     try:
         _, available, deferred, scheduled, size_bytes = Counts() if value is None else decode_counts(value)
     except CorruptRecord:

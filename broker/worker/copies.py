@@ -68,7 +68,7 @@ class Copies:
         return None
 
     def store_ids(self) -> list[tuple[int, bytes]]:
-        """By partition in service."""
+        """Return the ids of the stores, by partition in service."""
         found = ((each, self._stores[each].get(Table.META, STORE_ID_KEY)) for each in self.in_service())
         return [(each, bytes(decode_document(value))) for each, value in found if value is not None]
 
@@ -135,7 +135,7 @@ class Copies:
         return self._follow(version, apply)
 
     def change(self, version: int, decided: Sequence[Decided], now_ms: int) -> bool:
-        """As `remove`, for other changes."""
+        """The home has made these changes; returns as `remove` does."""
 
         def apply(partition: Partition, store: Store) -> None:
             for change in decided:

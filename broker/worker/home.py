@@ -163,7 +163,7 @@ class Home(Generic[C]):
             self.done.append(self._told.popleft().done)
 
     def take_news(self) -> list[Changed | Deleted]:
-        """For all callers that are no followers; to be sent before what `take_done` has."""
+        """Return what callers that are no followers are to be told, before they get what `take_done` has."""
         news, self.news = self.news, []
         return news
 
@@ -270,7 +270,10 @@ class Home(Generic[C]):
         )
 
     def _require_still(self, entity_ids: Iterable[int], path: str) -> None:
-        """Raises ServerBusy, which names the path, if one of these entities, or its topic, is being moved."""
+        """Refuse a change of these entities while one of them, or its topic, is being moved.
+
+        Raises ServerBusy, which names the path.
+        """
         together = {each for entity_id in entity_ids for each in self._partition.with_topic(entity_id)}
         self._moves.require_none(together, path)
 
@@ -353,7 +356,10 @@ class Home(Generic[C]):
         return [each for each in range(self._partition_count) if each not in there]
 
     def _require_all(self, away: Sequence[int], now_ms: int) -> None:
-        """Raises ServerBusy, which names a partition that is not in service, or that does not follow."""
+        """Refuse changes while a partition is not in service, or does not follow.
+
+        Raises ServerBusy, which names it.
+        """
         if away:
             raise ServerBusy(f"Partition {away[0]} is not in service, so entities cannot be changed. Please try again.")
         if self._under_way and (first := self._under_way[0]).since_ms + HANGS_MS < now_ms:

@@ -34,7 +34,7 @@ class UnixListener:
 
 
 class TcpListener:
-    """Raises OSError if the address cannot be used."""
+    """Listens at an address of TCP. The constructor raises OSError if it cannot be used."""
 
     def __init__(self, address: str, tls: ssl.SSLContext | None, silence_ms: int = SILENCE_MS) -> None:
         self._silence_ms = silence_ms

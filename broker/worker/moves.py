@@ -27,13 +27,13 @@ class Move(NamedTuple, Generic[C]):
 
 
 class Moves(Generic[C]):
-    """Those that have begun, by token."""
+    """The moves that have begun, by their tokens."""
 
     def __init__(self) -> None:
         self._moves: dict[bytes, Move[C]] = {}
 
     def begin(self, caller: C, of: Definition, to: object, partition_count: int) -> tuple[bytes, Move[C]]:
-        """Raises InvalidArgument, NotAllowed, ServerBusy."""
+        """Begin a move to this partition. Returns its token. Raises InvalidArgument, NotAllowed, ServerBusy."""
         path = of.description.path
         if type(to) is not int or not 0 <= to < partition_count:
             raise InvalidArgument(f"'partition' is {to!r}; it must be 0 to {partition_count - 1}.")
@@ -56,7 +56,10 @@ class Moves(Generic[C]):
         return found
 
     def require_none(self, entity_ids: Collection[int], path: str) -> None:
-        """Raises ServerBusy while one of these entities is being moved, because definitions must not change then."""
+        """Refuse a change while one of these entities is being moved, because definitions must not change then.
+
+        Raises ServerBusy.
+        """
         if any(move.entity_id in entity_ids for move in self._moves.values()):
             raise ServerBusy(f"'{path}' is being moved to another partition. Please try again.")
 

@@ -143,7 +143,7 @@ class Peer:
         return added
 
     def _go_on_with_large(self, data: memoryview) -> list[Message]:
-        """As `_take_frames`, while the large frame is not whole."""
+        """Take frames as `_take_frames` does, while the large frame is not whole."""
         added = self._add_to_large(data)
         if self._large_bytes < len(self._large):
             return []
@@ -156,7 +156,7 @@ class Peer:
         return large_frames.unpack(frame)
 
     def _read_large(self) -> list[Message] | None:
-        """As `read`, of a plain socket: what has arrived of the large frame, which goes right to its place."""
+        """Read from a plain socket what has arrived of the large frame, right to its place. Returns as `read` does."""
         begun = self._large_bytes
         while (missing := len(self._large) - self._large_bytes) and self._large_bytes - begun < TURN_BYTES:
             try:
@@ -173,7 +173,7 @@ class Peer:
         return [] if missing else self._take_large()
 
     def _read_tls(self, connection: ssl.SSLSocket) -> list[Message] | None:
-        """As `read`, by way of TLS."""
+        """Read by way of TLS. Returns as `read` does."""
         came = self._decrypted(connection)
         if came is None:
             return None

@@ -182,7 +182,7 @@ def _open(
     now_ms: int,
     pulse: Signs,
 ) -> Opened:
-    """Raises StoreError; `touching` says on which partition."""
+    """Open the partitions. Raises StoreError; `touching` says on which partition."""
     settings = instructions.settings
     partition_settings = PartitionSettings.of(settings)
     stores: dict[int, Store] = {}

@@ -54,5 +54,5 @@ class Temporaries(Generic[C]):
 
     @property
     def orphans(self) -> list[int]:
-        """Those to delete."""
+        """The ids of the entities that nobody holds, which are to be deleted."""
         return sorted(self._orphans)

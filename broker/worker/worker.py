@@ -649,7 +649,7 @@ class Worker:
     # -- commands
 
     def _refusal(self, partition: Partition, error: Exception) -> BrokerError:
-        """The error to answer to a command that raised `error`.
+        """Return the error to answer to a command that raised `error`.
 
         A bug of the broker becomes an InternalError if the command had changed nothing, or was malformed, so that no
         partition got it. Otherwise `error` is raised again and ends the process, because memory and disk may disagree.
@@ -953,7 +953,7 @@ class Worker:
             self._make_held_changes(self._home)
 
     def _make_held_changes(self, home: Home[Caller]) -> None:
-        """Those that have waited for other workers, if they need not wait any more."""
+        """Make the changes that have waited for other workers, if they need not wait any more."""
         for held in home.take_held(self._now_ms):
             self._request(held.caller, wire.request(HOME, held.number, requests.CHANGE_CATALOG, 0, [*held.arguments]))
 
@@ -1033,9 +1033,9 @@ def _is_behind(peer: Caller) -> bool:
 
 
 def _naming_receiver(peer: Caller, asked: R) -> R:
-    """The request with the key that the partition knows its receiver by, in place of the channel.
+    """Return the request with the key that the partition knows its receiver by, in place of the channel.
 
-    It is None for channel 0: the client has no receiver that holds the session.
+    The key is None for channel 0: the client has no receiver that holds the session.
     """
     if isinstance(asked, requests.WITH_RECEIVER) and asked.receiver != requests.ANYONE:
         return cast(R, asked._replace(receiver=(peer, asked.receiver) if asked.receiver else None))
@@ -1043,12 +1043,12 @@ def _naming_receiver(peer: Caller, asked: R) -> R:
 
 
 def _key_and_owner(peer: Caller, transaction: bytes) -> tuple[tuple[Caller, bytes], tuple[Caller, bytes]]:
-    """What a partition knows the transaction by, and the client's connection."""
+    """Return what a partition knows the transaction by, and the client's connection."""
     return (peer, transaction), (peer, transaction[: wire.TRANSACTION_OWNER_BYTES])
 
 
 def _operations(peer: Caller, packed: Sequence[Any]) -> list[Operation]:
-    """The operations of a transaction, with the keys of their receivers. Raises Malformed."""
+    """Return the operations of a transaction, with the keys of their receivers. Raises Malformed."""
     try:
         operations = unpack_operations(packed)
     except (IndexError, TypeError, ValueError):

@@ -61,7 +61,7 @@ def page_message_sessions(
 def message_sessions_behind(
     core: Core, queue: Queue, asked: requests.MessageSessionsBehind, now_ms: int
 ) -> Generator[None, None, list[str]]:
-    """As `get_message_sessions`, of the sessions that come behind this one, whether or not it still is one of them."""
+    """List the sessions that come behind this one, whether or not it still is one of them."""
     updated_after_ms, session_id, top = asked
     sessions_of(queue)
     _check(0, top)
@@ -70,7 +70,7 @@ def message_sessions_behind(
 
 
 def _check(skip: int, top: int) -> None:
-    """Raises InvalidArgument."""
+    """Check the bounds of a page. Raises InvalidArgument."""
     if not 0 <= skip <= MAX_COUNT or not 1 <= top <= MAX_COUNT:
         raise InvalidArgument(f"skip is 0 to {MAX_COUNT} and top is 1 to {MAX_COUNT}, not {skip} and {top}.")
 
