@@ -71,7 +71,9 @@ class _Kind(Generic[R]):
         self.name = name
         self.record = record
         self._make = cast(Callable[..., R], record)
-        self._checks = [check_of(hint) for hint in hints.values()]
+        self._types = [_types(hint) for hint in hints.values()]
+        self._known: set[tuple[type, ...]] = set()  # types of fields that were found right: they are few
+        self._checks = [(at, check) for at, hint in enumerate(hints.values()) if (check := check_of(hint)) is not None]
         self._defaults = [defaults.get(field) for field in hints]
         self._least = max(least, len(hints) - len(defaults))
         self._takes_all = takes_all
@@ -92,37 +94,55 @@ class _Kind(Generic[R]):
             record = self.made(arguments)
         except TypeError:
             raise WrongNumber(f"'{self.name}' has {len(arguments)} arguments.") from None
-        for at, check in enumerate(self._checks):
+        found = tuple(map(type, record))
+        if found not in self._known:
+            for at, types in enumerate(self._types):
+                if types is not None and found[at] not in types:
+                    raise Malformed(f"The argument {at} of '{self.name}' is of the type {found[at].__name__}.")
+            if None not in self._types:
+                self._known.add(found)
+        for at, check in self._checks:
             if not check(record[at]):
-                raise Malformed(f"The argument {at} of '{self.name}' is not of its type, or beyond its range.")
+                raise Malformed(f"The argument {at} of '{self.name}' is not what it must be.")
         return record
 
     def made(self, arguments: Sequence[Any]) -> R:
         return self._make(arguments) if self._takes_all else self._make(*arguments[: self._most])
 
 
-def check_of(hint: Any) -> Check:
-    """Tells whether a value may be in a field with this annotation."""
+def _types(hint: Any) -> frozenset[type] | None:
+    """The types of values, as msgpack makes them, that may be in a field with this annotation; None if all may."""
     kind, inner = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return lambda value: True
     if kind is Annotated:
-        return _check_annotated(inner[1])
+        what = inner[1]
+        return _types(int if isinstance(what, range) else Any if isinstance(what, FunctionType) else what)
     if kind is Union or kind is UnionType:
-        checks = [*map(check_of, inner)]
-        return lambda value: any(check(value) for check in checks)
-    if kind is dict:
-        return lambda value: isinstance(value, dict)
-    if kind is not None and issubclass(kind, Sequence):
-        if inner[0] is Any:
-            return lambda value: isinstance(value, list | tuple)
-        check_item = check_of(inner[0])
-        return lambda value: isinstance(value, list | tuple) and all(map(check_item, value))
-    only: type = NoneType if hint is None else int if hint is bool else hint  # numbers have always been taken for bools
-    return lambda value: isinstance(value, only)
+        return frozenset[type]().union(*(_types(each) or () for each in inner))
+    if hint is Any:
+        return None
+    if hint is int or hint is bool:
+        return frozenset((int, bool))  # each has always been taken for the other
+    if hint is None or kind is dict:
+        return frozenset((kind or NoneType,))
+    return frozenset((hint,) if kind is None else (list, tuple))
 
 
-def _check_annotated(what: Any) -> Check:
-    if isinstance(what, range):
-        return lambda value: isinstance(value, int) and value in what
-    return what if isinstance(what, FunctionType) else check_of(what)
+def check_of(hint: Any) -> Check | None:
+    """Tells whether a value that is of one of the `_types` may be in a field with this annotation; None if each may."""
+    kind, inner = get_origin(hint), get_args(hint)
+    if kind is Annotated:
+        what = inner[1]
+        if isinstance(what, range):
+            return what.__contains__
+        return what if isinstance(what, FunctionType) else check_of(what)
+    if kind is Union or kind is UnionType:
+        checks = [(types, check) for each in inner if (types := _types(each)) and (check := check_of(each))]
+        return (
+            (lambda value: all(type(value) not in types or check(value) for types, check in checks)) if checks else None
+        )
+    if kind is None or kind is dict:
+        return None
+    types, check = _types(inner[0]), check_of(inner[0])
+    if check is not None:
+        return lambda value: (types is None or types.issuperset(map(type, value))) and all(map(check, value))
+    return None if types is None else lambda value: types.issuperset(map(type, value))

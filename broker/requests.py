@@ -8,10 +8,11 @@ Messages in an answer are flat items, `wire.ENTRY` for each, as in DELIVER. In t
 """
 
 from collections.abc import Hashable, Sequence
+from types import NoneType
 from typing import Annotated, Any, Final, NamedTuple, cast
 
 from broker.errors import NotAllowed, NotImplementedByBroker
-from broker.named_records import Check, NamedRecords, check_of
+from broker.named_records import NamedRecords
 from broker.wire import Extra
 from storage.records import LAYOUT_BYTES, Place
 
@@ -52,11 +53,26 @@ def _are_values(value: Any) -> bool:
 
 def _is_message(value: Any) -> bool:
     """Whether it has the form of an incoming message: see `broker.wire`."""
-    match value:
-        case [bytes() as layout, bytes(), None | int() as ttl_ms, None | dict() as extra]:
-            is_small = ttl_ms is None or ttl_ms >= 0
-            return len(layout) == LAYOUT_BYTES and is_small and (not extra or _is_extra(extra))
-    return False
+    if type(value) not in (list, tuple) or tuple(map(type, value)) not in _MESSAGES:
+        return False
+    layout, _, ttl_ms, extra = value
+    if len(layout) != LAYOUT_BYTES or (ttl_ms is not None and ttl_ms < 0):
+        return False
+    for key, item in extra.items() if extra else ():
+        if type(item) is not _EXTRA.get(key, type(item)):
+            return False
+    return not extra or 0 <= extra.get(_SCHEDULED_MS, 0) < 1 << 63
+
+
+_MESSAGES: Final = {(bytes, bytes, ttl, extra) for ttl in (NoneType, int) for extra in (NoneType, dict)}
+_SCHEDULED_MS: Final = int(Extra.SCHEDULED_MS)
+_EXTRA: Final[dict[int, type]] = {
+    _SCHEDULED_MS: int,
+    int(Extra.SESSION_ID): str,
+    int(Extra.PARTITION_KEY): str,
+    int(Extra.MESSAGE_ID): bytes,
+    int(Extra.DESTINATION): str,
+}
 
 
 def _is_row(value: Any) -> bool:
@@ -66,18 +82,6 @@ def _is_row(value: Any) -> bool:
             return True
     return False
 
-
-def _is_extra(extra: dict[Any, Any]) -> bool:
-    return all(check(extra[key]) for key, check in _EXTRA.items() if key in extra)
-
-
-_EXTRA: Final[dict[int, Check]] = {
-    Extra.SCHEDULED_MS: check_of(Annotated[int, range(1 << 63)]),
-    Extra.SESSION_ID: check_of(str),
-    Extra.PARTITION_KEY: check_of(str),
-    Extra.MESSAGE_ID: check_of(bytes),
-    Extra.DESTINATION: check_of(str),
-}
 
 Row = Annotated[Sequence[Any], _is_row]  # see `broker.partition.moving.departure`
 Message = Annotated[Sequence[Any], _is_message]
