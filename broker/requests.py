@@ -8,13 +8,12 @@ Messages in an answer are flat items, `wire.ENTRY` for each, as in DELIVER. In t
 """
 
 from collections.abc import Hashable, Sequence
-from types import NoneType
 from typing import Annotated, Any, Final, NamedTuple, cast
 
 from broker.errors import NotAllowed, NotImplementedByBroker
+from broker.forms import is_message, is_row, is_rule
 from broker.named_records import NamedRecords
-from broker.wire import Extra
-from storage.records import LAYOUT_BYTES, Place
+from storage.records import Place
 
 # On the wire it is the channel of the caller's receiver that holds the lock of the session, or 0 if none does; in a
 # partition, the key of this receiver, or None.
@@ -24,80 +23,21 @@ ANYONE: Final = -1  # In place of a receiver: it does not matter who holds the s
 Id = Annotated[int, range(1 << 32)]  # of a queue or an entity
 Number = Annotated[int, range(1 << 64)]  # the sequence number of a message
 At = Annotated[int, range(len(Place))]  # a `Place`
-
-
-def _is_rule(value: Any) -> bool:
-    """Whether it has the form of a rule document; its expressions and values may be wrong."""
-    match value:
-        case {"name": str(), "filter": {"kind": str() as kind} as wanted, "action": action}:
-            has_filter = (
-                _is_sql(wanted) if kind == "sql" else kind != "correlation" or _are_values(wanted.get("properties"))
-            )
-            return has_filter and (action is None or _is_sql(action))
-    return False
-
-
-def _is_sql(value: Any) -> bool:
-    match value:
-        case {"expression": str(), "parameters": parameters}:
-            return _are_values(parameters)
-    return False
-
-
-def _are_values(value: Any) -> bool:
-    """Whether these are encoded AMQP values by their names."""
-    return isinstance(value, dict) and all(
-        isinstance(name, str) and isinstance(each, bytes) for name, each in value.items()
-    )
-
-
-def _is_message(value: Any) -> bool:
-    """Whether it has the form of an incoming message: see `broker.wire`."""
-    if type(value) not in (list, tuple) or tuple(map(type, value)) not in _MESSAGES:
-        return False
-    layout, _, ttl_ms, extra = value
-    if len(layout) != LAYOUT_BYTES or (ttl_ms is not None and ttl_ms < 0):
-        return False
-    for key, item in extra.items() if extra else ():
-        if type(item) is not _EXTRA.get(key, type(item)):
-            return False
-    return not extra or 0 <= extra.get(_SCHEDULED_MS, 0) < 1 << 63
-
-
-_MESSAGES: Final = {(bytes, bytes, ttl, extra) for ttl in (NoneType, int) for extra in (NoneType, dict)}
-_SCHEDULED_MS: Final = int(Extra.SCHEDULED_MS)
-_EXTRA: Final[dict[int, type]] = {
-    _SCHEDULED_MS: int,
-    int(Extra.SESSION_ID): str,
-    int(Extra.PARTITION_KEY): str,
-    int(Extra.MESSAGE_ID): bytes,
-    int(Extra.DESTINATION): str,
-}
-
-
-def _is_row(value: Any) -> bool:
-    """Whether it has the form of a row of the table that it names: key, value, and record of its message."""
-    match value:
-        case [int(), bytes(), None | bytes(), None | bytes()]:
-            return True
-    return False
-
-
-Row = Annotated[Sequence[Any], _is_row]  # see `broker.partition.moving.departure`
-Message = Annotated[Sequence[Any], _is_message]
-Document = Annotated[dict[str, Any], _is_rule]  # see `broker.namespace.rule_descriptions`
+Row = Annotated[Sequence[Any], is_row]  # see `broker.partition.moving.departure`
+Message = Annotated[Sequence[Any], is_message]
+Document = Annotated[dict[str, Any], is_rule]  # see `broker.namespace.rule_descriptions`
 
 # -- messages
 
 
 class RenewLocks(NamedTuple):
-    """The answer is [locked_until_ms, ...] in the order of the tokens."""
+    """Renew the locks of messages. The answer is [locked_until_ms, ...] in the order of the tokens."""
 
     tokens: Sequence[bytes]
 
 
 class Peek(NamedTuple):
-    """The answer is the items of the first messages from this number on.
+    """Show messages from this number on. The answer is their items.
 
     `with_lock_ends`, from VERSION_WITH_LOCK_ENDS on: the answer is [items, lock ends], and these are a map of locked
     until ms by sequence number.
@@ -135,7 +75,10 @@ class Browse(NamedTuple):
 
 
 class ReceiveDeferred(NamedTuple):
-    """The answer is [locked_until_ms or 0, items]; with `active` also of active messages, and with their numbers."""
+    """Receive deferred messages by their numbers. The answer is [locked_until_ms or 0, items].
+
+    With `active`, active messages are received, too, and their numbers stand behind the items.
+    """
 
     numbers: Sequence[Number]
     receive_and_delete: bool
@@ -165,13 +108,13 @@ class Settle(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """The answer is the sequence numbers of these incoming messages."""
+    """Send messages, at their times. The answer is their sequence numbers."""
 
     messages: Sequence[Message]
 
 
 class CancelScheduled(NamedTuple):
-    """The answer is None."""
+    """Delete scheduled messages. The answer is None."""
 
     numbers: Sequence[Number]
 
@@ -197,31 +140,31 @@ class Purge(NamedTuple):
 
 
 class AddRule(NamedTuple):
-    """The answer is None."""
+    """Add a rule. The answer is None."""
 
     rule: Document
 
 
 class ReplaceRule(NamedTuple):
-    """The answer is None."""
+    """Let the rule of this name be another. The answer is None."""
 
     rule: Document
 
 
 class RemoveRule(NamedTuple):
-    """The answer is None."""
+    """Remove a rule. The answer is None."""
 
     name: str
 
 
 class GetRule(NamedTuple):
-    """The answer is its document."""
+    """Ask for a rule. The answer is its document."""
 
     name: str
 
 
 class EnumerateRules(NamedTuple):
-    """The answer is [rule document, ...] in the order of their names."""
+    """List rules. The answer is [rule document, ...] in the order of their names."""
 
     skip: int
     top: int
@@ -231,21 +174,21 @@ class EnumerateRules(NamedTuple):
 
 
 class RenewSessionLock(NamedTuple):
-    """The answer is locked_until_ms."""
+    """Renew the lock of a session. The answer is locked_until_ms."""
 
     receiver: Receiver
     session_id: str
 
 
 class GetSessionState(NamedTuple):
-    """The answer is the state or None."""
+    """Ask for the state of a session. The answer is the state or None."""
 
     receiver: Receiver
     session_id: str
 
 
 class SetSessionState(NamedTuple):
-    """The answer is None."""
+    """Set the state of a session, or clear it. The answer is None."""
 
     receiver: Receiver
     session_id: str
@@ -253,8 +196,9 @@ class SetSessionState(NamedTuple):
 
 
 class GetMessageSessions(NamedTuple):
-    """The answer is [session id, ...]: of those whose state was set after this time, or of all that have messages or a
-    state.
+    """List the sessions whose state was set after this time, or all that have messages or a state.
+
+    The answer is [session id, ...].
     """
 
     updated_after_ms: int | None
@@ -282,25 +226,31 @@ class MessageSessionsBehind(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """The answer is by queue: available, deferred, scheduled, bytes, locked. No queue stands for all."""
+    """Count the messages of these queues; of all, if none is named.
+
+    The answer is by queue: available, deferred, scheduled, bytes, locked.
+    """
 
     queue_ids: Sequence[Id] = ()
 
 
 class Accessed(NamedTuple):
-    """The answer is [ms when the partition was opened, by entity: ms of the last access since, or 0]."""
+    """Ask when entities were used.
+
+    The answer is [ms when the partition was opened, by entity: ms of the last access since, or 0].
+    """
 
     entity_ids: Sequence[Id]
 
 
 class FilterCounts(NamedTuple):
-    """The answer is by topic: SQL filters, correlation filters."""
+    """Count the filters of topics. The answer is by topic: SQL filters, correlation filters."""
 
     entity_ids: Sequence[Id]
 
 
 class Metrics(NamedTuple):
-    """The answer is the snapshot of the worker: see `broker.metrics`."""
+    """Ask for the counters of the worker. The answer is its snapshot: see `broker.metrics`."""
 
 
 class Probe(NamedTuple):
@@ -308,8 +258,9 @@ class Probe(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """The answer says which deliveries with marks (`wire.Mark`) of this sender are stored, as flat ranges of numbers:
-    the first, the one behind the last, ...
+    """Ask which deliveries with marks (`wire.Mark`) of this sender are stored.
+
+    The answer is flat ranges of numbers: the first, the one behind the last, ...
     """
 
     sender: bytes
@@ -319,21 +270,21 @@ class Stored(NamedTuple):
 
 
 class Arrive(NamedTuple):
-    """The answer is None."""
+    """Make ready for the rows of an entity. The answer is None."""
 
     token: bytes
     entity_id: Id
 
 
 class Depart(NamedTuple):
-    """The answer is None."""
+    """Begin to read the rows of an entity. The answer is None."""
 
     token: bytes
     entity_id: Id
 
 
 class Rows(NamedTuple):
-    """The answer is [rows, True if all were read once, how many are noted]."""
+    """Read the next rows. The answer is [rows, True if all were read once, how many are noted]."""
 
     token: bytes
     entity_id: Id
@@ -342,21 +293,21 @@ class Rows(NamedTuple):
 
 
 class StoreRows(NamedTuple):
-    """The answer is None."""
+    """Store rows of the other partition. The answer is None."""
 
     token: bytes
     rows: Sequence[Row]
 
 
 class Hold(NamedTuple):
-    """The answer is [number of locks, number of batches without an answer]."""
+    """Let the entity be quiet. The answer is [number of locks, number of batches without an answer]."""
 
     token: bytes
     entity_id: Id
 
 
 class Freeze(NamedTuple):
-    """The answer is None."""
+    """Let the entity refuse all uses. The answer is None."""
 
     token: bytes
     entity_id: Id
@@ -366,7 +317,7 @@ class Freeze(NamedTuple):
 
 
 class ChangeCatalog(NamedTuple):
-    """One change as it travels (`broker.catalog.changes`), for the home. The answer is that of the change."""
+    """Ask the home for one change, as it travels (`broker.catalog.changes`). The answer is that of the change."""
 
     change: Sequence[Any]
 
@@ -398,7 +349,7 @@ class TransactRequest(NamedTuple):
 
 
 class Discharge(NamedTuple):
-    """The answer is None."""
+    """End a transaction. The answer is None."""
 
     transaction: bytes
     commit: bool

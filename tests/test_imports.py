@@ -114,7 +114,8 @@ MAY_IMPORT = {
     "broker.errors": set(),
     "broker.wire": set(),
     "broker.named_records": set(),
-    "broker.requests": {"broker.errors", "broker.named_records", "broker.wire", "storage.records"},
+    "broker.forms": {"broker.wire", "storage.records"},
+    "broker.requests": {"broker.errors", "broker.forms", "broker.named_records", "storage.records"},
     "broker.large_frames": {"broker.wire"},
     "broker.runs": {
         "broker.wire",
@@ -329,6 +330,7 @@ PURE = (
     "broker.partition",
     "broker.rules",
     "broker.wire",
+    "broker.forms",
     "broker.named_records",
     "broker.requests",
     "broker.large_frames",
