@@ -31,7 +31,7 @@ async def test_what_is_stopped_does_not_call() -> None:
     timers, called = Timers(), list[str]()
     timers.stop(Timer.STALL)
     for timer in Timer:
-        timers.start(timer, 0, lambda timer=timer: called.append(timer.name))  # type: ignore[misc]
+        timers.start(timer, 0, lambda timer=timer: called.append(timer.name))
     timers.stop(Timer.STALL)
     await until(lambda: len(called) == len(Timer) - 1)
     assert Timer.STALL.name not in called

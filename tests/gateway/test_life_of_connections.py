@@ -91,7 +91,7 @@ class Scene:
 
     def leave(self) -> None:
         self.open()
-        self.client.transport.close = lambda: None  # type: ignore[method-assign]  # it has output to write before
+        self.client.transport.close = lambda: None  # it has output to write before
         self.client_closes()
 
     def lose(self) -> None:
