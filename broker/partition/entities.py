@@ -163,7 +163,7 @@ def put_entity(
 
 
 def require_receive(queue: Queue) -> None:
-    """Raises EntityNotFound, NotAllowed or EntityDisabled if nobody can receive from the queue."""
+    """Refuse if nobody can receive from the queue. Raises EntityNotFound, NotAllowed or EntityDisabled."""
     if queue.transfers is not None:
         raise EntityNotFound("Nobody can receive from a transfer queue.")
     if queue.is_topic:

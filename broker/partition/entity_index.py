@@ -47,7 +47,7 @@ class EntityIndex:
         return 0 if topic_id is None else len(self._core.entities.subscription_ids[topic_id])
 
     def has_rule(self, entity_id: int, name: str) -> bool:
-        """Raises EntityNotFound, NotAllowed if there is no such subscription."""
+        """Tell whether the subscription has a rule of this name. Raises EntityNotFound, NotAllowed if it is none."""
         return has_rule(self._core, entity_id, name)
 
     def rule(self, entity_id: int, name: str) -> dict[str, Any] | None:

@@ -113,7 +113,7 @@ class Partition:
         sending.send(self._core, queue_id, messages, now_ms)
 
     def send_run(self, queue_id: int, run: RunBytes, now_ms: int) -> None:
-        """As `send`, for the messages of a run (`broker.runs`)."""
+        """Accept the messages of a run (`broker.runs`), as `send` does."""
         self._begin(queue_id, now_ms)
         sending.send_run(self._core, queue_id, run, now_ms)
 
@@ -163,7 +163,7 @@ class Partition:
         self._grant(receiver, limit, drain=False)
 
     def drain(self, receiver: Hashable, limit: int) -> None:
-        """As `grant`, but the next `pump` hands out the available messages and ends the rest of the grant."""
+        """Grant as `grant` does, but the next `pump` hands out the available messages and ends the rest of the grant."""
         self._grant(receiver, limit, drain=True)
 
     def _grant(self, receiver: Hashable, limit: int, drain: bool) -> None:
@@ -331,7 +331,7 @@ class Partition:
         now_ms: int,
         owner: Hashable = None,
     ) -> Any:
-        """As `request`, as a part of a transaction: see `transactions.request_in`. Raises BrokerError."""
+        """Do a request as a part of a transaction: see `transactions.request_in`. Raises BrokerError."""
         self._begin(queue_id, now_ms)
         return transactions.request_in(self._core, transaction, begins, queue_id, asked, now_ms, owner)
 
@@ -491,7 +491,7 @@ class Partition:
         return self._core.idle_times.auto_deleted.keys()
 
     def take_auto_deleted(self) -> dict[int, str]:
-        """Those of them that were not taken yet, with their names. Call it after the commit."""
+        """Return those of them that were not taken yet, with their names. Call it after the commit."""
         found = dict(self.newly_auto_deleted)
         self.newly_auto_deleted.clear()
         return found
@@ -525,7 +525,9 @@ class Partition:
         return idleness.is_unused(self._core, entity_id, now_ms)
 
     def agree(self, entity_id: int, now_ms: int) -> bool:
-        """As `is_unused`; if so, refuse all uses with ServerBusy from the next commit on, also after a restart."""
+        """Tell what `is_unused` tells; if it is unused, refuse all uses with ServerBusy from the next commit on, also
+        after a restart.
+        """
         return idleness.agree(self._core, entity_id, now_ms)
 
     def keep(self, entity_id: int, now_ms: int) -> None:

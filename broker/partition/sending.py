@@ -65,7 +65,7 @@ def takes_runs(queue: Queue) -> bool:
 
 
 def send_run(core: Core, queue_id: int, run: RunBytes, now_ms: int) -> None:
-    """As `send`, for the messages of a run."""
+    """Store the messages of a run, as `send` does."""
     queue = core.access(queue_id, now_ms)
     sessions = queue.sessions
     detects = bool(queue.terms.duplicate_window_ms)
@@ -88,7 +88,7 @@ def send_run(core: Core, queue_id: int, run: RunBytes, now_ms: int) -> None:
 
 
 def store_run(core: Core, queue: Queue, run: RunBytes, now_ms: int) -> None:
-    """As `send_run`, for messages that were checked."""
+    """Store the messages of a run that were checked, as `send_run` does."""
     made = _make(core, queue, run, now_ms) if extension is not None and takes_runs(queue) else None
     if made is None:
         store(core, queue, messages_of(run, with_extra=True), now_ms)
@@ -147,7 +147,7 @@ def _due_of(
 def store(
     core: Core, queue: Queue, messages: Sequence[Incoming], now_ms: int, reserved: int | None = None
 ) -> list[int]:
-    """As `send`, for messages that were checked."""
+    """Store messages that were checked, as `send` does."""
     if queue.transfers is not None:
         return transfer_queue.store(core, queue, queue.transfers, messages, now_ms)
     if queue.is_topic:

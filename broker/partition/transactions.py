@@ -169,7 +169,10 @@ def _set_state(core: Core, transaction: Transaction, queue: Queue, staged: SetSt
 
 
 def _check_limits(core: Core, transaction: Transaction, count: int, size_bytes: int) -> None:
-    """As `_check_settlements`, for cancellations and states. One alone may have any size. Raises QuotaExceeded."""
+    """Check, as `_check_settlements` does, cancellations and states. One alone may have any size.
+
+    Raises QuotaExceeded.
+    """
     most, most_bytes = core.settings.request_items, core.settings.request_bytes
     if transaction.settled_count + count > most:
         raise QuotaExceeded(f"Cannot settle or cancel more than {most} messages in a single transaction.")
@@ -181,7 +184,7 @@ def _check_limits(core: Core, transaction: Transaction, count: int, size_bytes: 
 
 
 def _find(core: Core, key: Hashable, begins: bool, now_ms: int, owner: Hashable) -> Transaction:
-    """Raises TransactionRollback, TransactionTimeout."""
+    """Find the open transaction. Raises TransactionRollback, TransactionTimeout."""
     transactions = core.transactions
     transaction = transactions.open.get(key)
     if transaction is None:
@@ -448,7 +451,7 @@ def _obstacle(core: Core, transaction: Transaction, now_ms: int) -> TransactionR
 
 
 def _check_settled(core: Core, queue: Queue, settled: Settle, now_ms: int) -> None:
-    """Raises BrokerError if one of these settlements is not possible now."""
+    """Refuse if one of these settlements is not possible now. Raises BrokerError."""
     if settled.outcome == Outcome.ACCEPTED and not settled.properties and queue.locks.have(settled.tokens, now_ms):
         return
     for token in settled.tokens:

@@ -172,7 +172,7 @@ def _step(core: Core, queue: Queue, now_ms: int, commands: list[Forward]) -> int
 
 
 def _step_to_fragments(core: Core, queue: Queue, outbox: Outbox, name: str, destination: int, now_ms: int) -> int:
-    """As `_step`, to a partitioned entity: each message goes to the fragment of its key (PE9 of Service Bus).
+    """Do what `_step` does, to a partitioned entity: each message goes to the fragment of its key (PE9 of Service Bus).
 
     Messages for this partition are moved within the turn. Those for others go to the entity's transfer queue, which has
     a lane for each partition, so that a partition that is away delays no others.
@@ -195,7 +195,7 @@ def _step_to_fragments(core: Core, queue: Queue, outbox: Outbox, name: str, dest
 
 
 def _step_of_lane(core: Core, queue: Queue, lane: Outbox, now_ms: int, commands: list[Forward]) -> int:
-    """As `_step`, for the messages of a transfer queue that are for one partition."""
+    """Do what `_step` does, for the messages of a transfer queue that are for one partition."""
     if lane.awaited:
         return 0
     if lane.retry_ms > now_ms:
@@ -265,7 +265,9 @@ def _take(core: Core, queue: Queue, now_ms: int) -> tuple[list[Travelling], int,
 
 
 def _take_of_lane(core: Core, queue: Queue, lane: Outbox) -> tuple[list[Travelling], list[int], int, bool]:
-    """As `_take`; also the entity id of each message's destination, and True if there may be more in the lane.
+    """Take messages as `_take` does.
+
+    Returns also the entity id of each message's destination, and True if there may be more in the lane.
 
     A message whose destination is known here to be impossible is given up.
     """

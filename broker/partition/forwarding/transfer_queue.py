@@ -49,7 +49,7 @@ FETCH = 1024  # entries read ahead at once
 
 
 def store(core: Core, queue: Queue, transfers: Transfers, messages: Sequence[Incoming], now_ms: int) -> list[int]:
-    """As `sending.store`, in a transfer queue: each message names its destination.
+    """Store messages as `sending.store` does, in a transfer queue: each message names its destination.
 
     A scheduled message waits here. The time to live counts as usual; the entity's own does not shorten it.
     """

@@ -62,7 +62,7 @@ def check(
 
 
 def check_sizes(core: Core, queue: Queue, sizes: list[int], subscriptions: int = 0) -> None:
-    """As `check`, for records of these sizes and a queue without sessions, or a topic without a backlog.
+    """Check as `check` does, for records of these sizes and a queue without sessions, or a topic without a backlog.
 
     `subscriptions` take all of a topic's messages.
     """

@@ -55,7 +55,7 @@ def browse(
 
 
 def _check(from_number: int, count: int) -> None:
-    """Raises InvalidArgument."""
+    """Check where a page begins and how long it may be. Raises InvalidArgument."""
     if count < 1:
         raise InvalidArgument(f"message-count must be positive, not {count}.")
     if not 0 <= from_number < 1 << 63:

@@ -46,7 +46,7 @@ def digest_of(extra: dict[int, Any], is_partitioned: bool) -> bytes | None:
 
 
 def digest(message_id: bytes, key: str | None) -> bytes:
-    """Of the text of a message id, and the partition key that counts beside it."""
+    """Digest the text of a message id, and the partition key that counts beside it."""
     if key is None:
         return xxh3_128_digest(message_id)
     return xxh3_128_digest(len(message_id).to_bytes(4, "big") + message_id + key.encode(), seed=1)
@@ -102,7 +102,8 @@ def sift(
 
 
 def keep_new(core: Core, queue: Queue, digests: list[bytes], now_ms: int) -> bool:
-    """As `sift`, for messages of a queue without sessions that get its next numbers, all with ids of their own.
+    """Keep ids as `sift` does, for messages of a queue without sessions that get its next numbers, all with ids of
+    their own.
 
     False if one of them is a duplicate, and nothing was kept.
     """

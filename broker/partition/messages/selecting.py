@@ -40,7 +40,7 @@ Taken = list[tuple[Ref, bytes, int]]  # ref, record, time of its DUE entry or NE
 
 
 def selector_of(text: str) -> "Selector":
-    """Raises InvalidFilter, NotImplementedByBroker."""
+    """Compile the text of a selector. Raises InvalidFilter, NotImplementedByBroker."""
     try:
         return compile_selector(text)
     except SelectorNotSupported as error:
@@ -60,7 +60,7 @@ def selects(core: Core, selector: "Selector", record: bytes, delivery_count: int
 def take(
     selection: Selection, core: Core, queue: Queue, count: int, limit_bytes: int, now_ms: int
 ) -> tuple[Taken, int, bool]:
-    """As `hand_out.take`: take the next messages that are selected out of the window, without a lock.
+    """Take the next messages that are selected out of the window, without a lock.
 
     Returns them, the bytes of their records, and True if it was cut short: there may be more.
     """
@@ -79,7 +79,7 @@ def is_ready(core: Core, queue: Queue, selection: Selection, now_ms: int) -> tup
 
 
 def of_session(core: Core, queue: Queue, selector: "Selector", refs: Sequence[Ref], now_ms: int) -> list[Ref]:
-    """Those of these messages of a locked session that are selected; also those that are expired or unreadable."""
+    """Choose those of these messages of a locked session that are selected; also those that are expired or unreadable."""
     found: list[Ref] = []
     for ref, record in zip(refs, core.bodies.read([*map(message_id_of, refs)]), strict=True):
         _, _, delivery_count, overlay = ref

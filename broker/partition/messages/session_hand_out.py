@@ -168,7 +168,10 @@ def _give_each(
     gone_limit: int,
     now_ms: int,
 ) -> tuple[list[list[Any]], int, int]:
-    """As `_give_usual`, of any messages, until so many are gone: see `_give`. Returns their number, too."""
+    """Give any messages as `_give_usual` gives usual ones, until so many are gone: see `_give`.
+
+    Returns their number, too.
+    """
     given: list[list[Any]] = []
     used_bytes = gone = 0
     of_each = iter(records)

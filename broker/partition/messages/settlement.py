@@ -180,7 +180,7 @@ def lose_locks(core: Core, queue: Queue, holder: Holder, unsent_from: bytes | No
 
 
 def fail_locks(core: Core, queue: Queue, tokens: Sequence[bytes], now_ms: int) -> None:
-    """As `lose_locks`, of some of the locks, whoever holds them."""
+    """End some of the locks as `lose_locks` does, whoever holds them."""
     lose_locks(core, queue, queue.locks.set_apart(sorted(tokens)), None, now_ms)
 
 

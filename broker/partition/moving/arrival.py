@@ -94,7 +94,7 @@ def _journal(core: Core, key: bytes, value: bytes) -> None:
 
 
 def _journal_states(core: Core, rows: Sequence[Sequence[Any]]) -> None:
-    """Those of SESSION_STATES are about to be written or deleted."""
+    """Note for the journal that states of sessions among the rows are about to be written or deleted."""
     if not core.journal.is_on:
         return
     for queue_id in sorted(

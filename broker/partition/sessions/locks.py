@@ -247,7 +247,10 @@ def held(queue: Queue, receiver: Hashable, session_id: str, now_ms: int) -> Sess
 
 
 def require_holder(queue: Queue, receiver: Hashable, tokens: Iterable[bytes], now_ms: int) -> None:
-    """Raises SessionLockLost if one of these locks belongs to a session that was taken over from this receiver."""
+    """Refuse if one of these locks belongs to a session that was taken over from this receiver.
+
+    Raises SessionLockLost.
+    """
     for token in tokens:
         *_, holder = queue.locks.find(token, now_ms) or (None,)
         if not isinstance(holder, Session) or holder.token is None:

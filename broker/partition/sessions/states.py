@@ -61,7 +61,7 @@ def counted_for(core: Core, queue: Queue) -> Queue:
 
 
 def check_growth(core: Core, counted: Queue, growth: int) -> None:
-    """Raises QuotaExceeded if this entity or the store may not grow by so many bytes of states."""
+    """Refuse if this entity or the store may not grow by so many bytes of states. Raises QuotaExceeded."""
     if growth <= 0:
         return
     size_bytes = entity_size(core, counted)
@@ -72,7 +72,7 @@ def check_growth(core: Core, counted: Queue, growth: int) -> None:
 
 
 def write_state(core: Core, queue: Queue, session_id: str, state: bytes | None, now_ms: int) -> None:
-    """As `set_state`, of a state for which there is room."""
+    """Set a state for which there is room, as `set_state` does."""
     store, key = core.store, session_key(queue.id, encoded(session_id))
     growth = growth_by(core, queue, session_id, state)
     if not state:

@@ -49,7 +49,7 @@ class Bodies:
         self.append_items([(message_key(number), record) for number, record in enumerate(records, self.next_id)], keep)
 
     def append_items(self, items: list[tuple[bytes, bytes]], keep: bool) -> None:
-        """As `append`, of records with the keys of these ids."""
+        """Stage records as `append` does, with the keys of these ids."""
         first = self.next_id
         self.next_id = end = first + len(items)
         self._store.append_rows(first, items)
@@ -112,7 +112,9 @@ class Bodies:
         return records
 
     def _read_adjacent(self, ids: list[int]) -> list[bytes | None] | None:
-        """As `get_many`, for consecutive ids; None if they are not, or the store does not have them together."""
+        """Read records as `get_many` does, for consecutive ids; None if they are not, or the store does not have them
+        together.
+        """
         if not ids:
             return None
         first, last = ids[0], ids[-1]

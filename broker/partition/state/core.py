@@ -149,7 +149,7 @@ class Core:
         return queue
 
     def access(self, queue_id: int, now_ms: int) -> Queue:
-        """As `queue`, for a command of a client; see `accesses`."""
+        """Return the queue, as `queue` does, for a command of a client; see `accesses`."""
         queue = self.queues.get(queue_id) or self.queue(queue_id)
         queue.accessed_ms = now_ms
         return queue

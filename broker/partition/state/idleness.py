@@ -158,7 +158,7 @@ def refuses(core: Core, queue_id: int) -> bool:
 
 
 def require(core: Core, queue_id: int) -> None:
-    """Raises ServerBusy if the entity of the queue refuses uses."""
+    """Refuse a use while the entity of the queue refuses uses. Raises ServerBusy."""
     if refuses(core, queue_id):
         raise ServerBusy(error_texts.SERVER_BUSY)
 
@@ -226,7 +226,7 @@ def _open_queues(core: Core, entity_id: int) -> Iterator[Queue]:
 
 
 def _queue_ids(core: Core, entity_id: int) -> Iterator[int]:
-    """Those of the entity, and of the subscriptions of a topic."""
+    """Yield the idle times of the entity, and of the subscriptions of a topic."""
     for each in (entity_id, *core.entities.subscription_ids.get(entity_id, ())):
         for part in PARTS:
             yield queue_id_of(each, part)

@@ -77,7 +77,7 @@ class Journal:
             self._hint(_DONE_RUN, op, queue_id, first, len(refs), count, reason, at_ms)
 
     def gone(self, op: Op, queue_id: int, numbers: Sequence[int], reason: str | None = None) -> None:
-        """As `done`, for messages of which only the numbers are known."""
+        """Note what `done` notes, for messages of which only the numbers are known."""
         if self.is_on and numbers:
             self._hint(_DONE, int(op), queue_id, list(numbers), None, reason, None)
 

@@ -38,11 +38,11 @@ class Transfers:
         return [self.lanes[partition] for partition in (*partitions[at:], *partitions[:at])]
 
     def of(self, partition: int, refs: Iterable[Ref]) -> list[Ref]:
-        """Those of `refs` that are for this partition."""
+        """Return those of `refs` that are for this partition."""
         return [ref for ref in refs if self._lane_of(ref) == partition]
 
     def extend(self, refs: list[Ref], first: int, end: int, limit: int) -> None:
-        """As `Window.extend`, for new messages of all lanes."""
+        """Extend the windows as `Window.extend` does, by new messages of all lanes."""
         by_partition: dict[int, list[Ref]] = {partition: [] for partition in self.lanes}
         for ref in refs:
             by_partition[self._lane_of(ref)].append(ref)

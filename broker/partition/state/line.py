@@ -105,7 +105,7 @@ class Line:
                 self._leave_line(receiver)
 
     def take_used_up(self) -> list[Receiver]:
-        """As `take_drained`, those that have no credit left to wait with."""
+        """Take, as `take_drained` does, those that have no credit left to wait with."""
         drained = [receiver for receiver in self.draining.values() if receiver.key not in self.waiting]
         for receiver in drained:
             self.end_drain(receiver)

@@ -166,7 +166,7 @@ class Locks:
         return holder.tokens
 
     def tokens_from(self, holder: Holder, first: bytes | None) -> list[bytes]:
-        """Those of its tokens from this one on; empty if `first` is None."""
+        """Return its tokens from this one on; empty if `first` is None."""
         if first is None:
             return []
         return list(takewhile(first.__le__, reversed(self.tokens(holder))))[::-1]
@@ -309,7 +309,7 @@ class Locks:
         return removed
 
     def _remove_each(self, tokens: list[bytes], now_ms: int) -> list[Held | None]:
-        """As `remove_all`, of locks that are in no run."""
+        """Remove locks as `remove_all` does, that are in no run."""
         if extension is not None:
             return list(extension.unlock(self._held, tokens, now_ms, NEVER, self.deferred, self.expiring))
         locks = self._held
@@ -355,7 +355,7 @@ class Locks:
             self._indexed = (b"", *self._indexed[1:])
 
     def not_lost(self, tokens: Iterable[bytes]) -> list[bytes]:
-        """Those of the tokens that are held. The time of some may be over unnoticed."""
+        """Return those of the tokens that are held. The time of some may be over unnoticed."""
         held = self.held
         return [token for token in tokens if token in held and _holder(held[token]).until_ms != LOST]
 

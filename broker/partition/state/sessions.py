@@ -202,7 +202,7 @@ class Sessions:
         return session_id in self.locked or session_id in self.ending
 
     def forget(self, messages: Iterable[tuple[int, Overlay | None]]) -> None:
-        """As `Queue.forget`. Without the overlay we do not know the session of a message."""
+        """Forget messages as `Queue.forget` does. Without the overlay we do not know the session of a message."""
         numbers: dict[str, list[int]] = {}  # by session
         unknown: list[int] = []
         for number, overlay in messages:

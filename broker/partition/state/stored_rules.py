@@ -123,7 +123,7 @@ def read_rules(store: Store, entity_id: int) -> list[StoredRule]:
 
 
 def flawed(subscription: str, rules: Iterable[StoredRule]) -> list[FlawedRule]:
-    """Those that fail on every message."""
+    """Return the rules that fail on every message."""
     flaws = [(each.rule.name, each.rule.flaw) for each in rules]
     return [FlawedRule(subscription, name, str(flaw)) for name, flaw in flaws if flaw is not None]
 

@@ -51,7 +51,7 @@ class Terms(NamedTuple):
 
     @classmethod
     def of(cls, description: Description, partitions: tuple[int, ...] = (), sku: Sku | None = None) -> "Terms":
-        """Of an entity that lives on these partitions, in a namespace of this tier."""
+        """Make the terms of an entity that lives on these partitions, in a namespace of this tier."""
         terms = cls._of(description)._replace(partitions=partitions)
         if isinstance(description, SubscriptionDescription) or not description.enable_partitioning:
             return terms

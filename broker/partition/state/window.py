@@ -113,7 +113,7 @@ class Window:
             heapify(self.returned)
 
     def free(self, numbers: Iterable[int]) -> set[int]:
-        """Those of these messages, which are in the store, that nobody has taken: see above."""
+        """Return those of these messages, which are in the store, that nobody has taken: see above."""
         entries, cursor, gone, skip = self.entries, self.cursor, self.gone, self.skip
         returned: set[int] | None = None
         found = set()

@@ -322,7 +322,10 @@ _NOTHING = Selected([], [], 0)
 def publish(
     core: Core, queue: Queue, messages: Sequence[Incoming], now_ms: int, reserved: int | None = None
 ) -> list[int]:
-    """As `sending.store`, for the topic of `queue`. Scheduled messages wait at the topic, under their numbers there."""
+    """Publish messages that were checked, as `sending.store` stores them, for the topic of `queue`.
+
+    Scheduled messages wait at the topic, under their numbers there.
+    """
     topic = core.topic(queue.entity_id)
     fan_out = _FanOut(core, queue.id, topic)
     records: list[bytes] = []
@@ -413,7 +416,7 @@ def publish(
 
 
 def publish_run(core: Core, queue: Queue, run: RunBytes, now_ms: int) -> bool:
-    """As `publish`, for the messages of a run and subscriptions that take every message as it is.
+    """Publish, as `publish` does, the messages of a run and subscriptions that take every message as it is.
 
     False if that is not so, or not all of it can be done in this turn; then nothing is done. Raises NotAllowed,
     EntityDisabled, QuotaExceeded.

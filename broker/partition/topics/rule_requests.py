@@ -19,7 +19,10 @@ LIMITS = {"sql": 2000, "correlation": 100_000}
 
 
 def add_rule(core: Core, queue: Queue, asked: requests.AddRule, now_ms: int) -> None:
-    """Raises EntityAlreadyExists, InvalidArgument with the position in a wrong expression, QuotaExceeded."""
+    """Add a rule.
+
+    Raises EntityAlreadyExists, InvalidArgument with the position in a wrong expression, QuotaExceeded.
+    """
     document: Document = {**asked.rule, "created_ms": now_ms}
     topic, entity_id = _topic(core, queue), queue.entity_id
     name = document["name"]
@@ -46,7 +49,7 @@ def replace_rule(core: Core, queue: Queue, asked: requests.ReplaceRule, now_ms: 
 
 
 def get_rule(core: Core, queue: Queue, asked: requests.GetRule, now_ms: int) -> Document:
-    """Raises EntityNotFound, also if the rule cannot be read."""
+    """Return the document of a rule. Raises EntityNotFound, also if the rule cannot be read."""
     document = _existing(_topic(core, queue), queue, asked.name).document
     if document is None:
         raise EntityNotFound(error_texts.rule_not_found(asked.name, queue.terms.name))
@@ -65,7 +68,7 @@ def filter_counts(core: Core, asked: requests.FilterCounts, now_ms: int) -> dict
 
 
 def remove_rule(core: Core, queue: Queue, asked: requests.RemoveRule, now_ms: int) -> None:
-    """Raises EntityNotFound."""
+    """Remove a rule. Raises EntityNotFound."""
     topic = _topic(core, queue)
     _existing(topic, queue, asked.name)
     _remove(core, topic, queue.entity_id, asked.name)
@@ -113,7 +116,7 @@ def set_rules(core: Core, entity_id: int, documents: Sequence[Document]) -> None
 
 
 def has_rule(core: Core, entity_id: int, name: str) -> bool:
-    """Raises EntityNotFound, NotAllowed if there is no such subscription."""
+    """Tell whether the subscription has a rule of this name. Raises EntityNotFound, NotAllowed if it is none."""
     return _topic_of(core, entity_id).rule(entity_id, name) is not None
 
 
