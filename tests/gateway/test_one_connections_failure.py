@@ -319,7 +319,7 @@ async def test_what_a_client_says(scene: Scene, method: str) -> None:
     scene.begin()
     patched(scene, SENDER if method == "on_message" else RECEIVER, method)
     if method == "on_message":
-        header = encode(Described(ULong(0x70), [None, None, UInt(60_000)]))  # so that Python takes it
+        header = encode(Described(ULong(0x70), [None, None, None, True]))  # so that Python takes it
         scene.victim.transfer(SENDER, header + message(b"body"))
     else:
         numbers = (UInt(0), UInt(1000), UInt(0), UInt(1000), UInt(RECEIVER), UInt(0), UInt(20))
