@@ -5,7 +5,7 @@ It adds what proton does not do: answers to flows (`flow_answers`), message form
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
+from enum import IntEnum
 from itertools import islice
 from typing import Any, Final, Protocol
 
@@ -62,13 +62,13 @@ _CONNECTION_CLOSE: int = lib.PN_CONNECTION_REMOTE_CLOSE
 _FAULT: int = lib.PN_TRANSPORT_ERROR
 
 
-class State(Enum):
+class State(IntEnum):
     """What the engine has of a link or session when the peer begins or ends it. A connection is always OPEN."""
 
-    UNKNOWN = "unknown"  # nothing
-    OPEN = "open"  # begun by a side, and ended by none
-    CLOSED = "closed"  # a link that was closed from our side; the peer's detach is due
-    LEAVING = "leaving"  # a link that the peer has detached, and whose detach is answered later
+    UNKNOWN = 0  # nothing
+    OPEN = 1  # begun by a side, and ended by none
+    CLOSED = 2  # a link that was closed from our side; the peer's detach is due
+    LEAVING = 3  # a link that the peer has detached, and whose detach is answered later
 
 
 class Handler(Protocol):

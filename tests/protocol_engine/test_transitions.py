@@ -167,7 +167,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[type[Side]], Pai
 
 
 @pytest.mark.parametrize(
-    ("event", "state"), [pytest.param(*key, id=f"{_NAMES.get(key[0])}-{key[1].value}") for key in ROWS]
+    ("event", "state"), [pytest.param(*key, id=f"{_NAMES.get(key[0])}-{key[1].name}") for key in ROWS]
 )
 def test_each_event_in_each_state(make: Callable[[type[Side]], Pair], event: int, state: State) -> None:
     row = ROWS[event, state]
