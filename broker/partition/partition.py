@@ -163,7 +163,7 @@ class Partition:
         self._grant(receiver, limit, drain=False)
 
     def drain(self, receiver: Hashable, limit: int) -> None:
-        """Grant as `grant` does, but the next `pump` hands out the available messages and ends the rest of the grant."""
+        """Grant as `grant` does, but the next `pump` hands out what is available and ends the rest of the grant."""
         self._grant(receiver, limit, drain=True)
 
     def _grant(self, receiver: Hashable, limit: int, drain: bool) -> None:
