@@ -358,7 +358,6 @@ class Discharge(NamedTuple):
 # Those that can be a part of a transaction (amqp.md 10.3).
 InTransaction = Schedule | Settle | CancelScheduled | SetSessionState
 IN_TRANSACTIONS: Final = (Schedule, Settle, CancelScheduled, SetSessionState)
-WithReceiver = ReceiveSessionDeferred | Settle | RenewSessionLock | GetSessionState | SetSessionState
 WITH_RECEIVER: Final = (ReceiveSessionDeferred, Settle, RenewSessionLock, GetSessionState, SetSessionState)
 
 Rule = AddRule | ReplaceRule | RemoveRule | GetRule | EnumerateRules

@@ -123,12 +123,3 @@ def set_aside(core: Core, queue: Queue, place: Place, number: int, message_id: i
     queue.counts[place] -= 1
     queue.tally.quarantined += 1
     core.turn.touch(queue)
-
-
-def set_aside_unlocked(core: Core, queue: Queue, place: Place, number: int, message_id: int | None) -> None:
-    """Quarantine an unreadable message that was found, unless it is locked or on its way to another partition.
-
-    In that case it was read before it was damaged, and its receiver or destination settles it.
-    """
-    if not queue.locks.has(place, number):
-        set_aside(core, queue, place, number, message_id)

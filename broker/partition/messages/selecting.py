@@ -79,7 +79,7 @@ def is_ready(core: Core, queue: Queue, selection: Selection, now_ms: int) -> tup
 
 
 def of_session(core: Core, queue: Queue, selector: "Selector", refs: Sequence[Ref], now_ms: int) -> list[Ref]:
-    """Choose those of these messages of a locked session that are selected, and those that are expired or unreadable."""
+    """Choose those of these messages of a locked session that are selected, expired or unreadable."""
     found: list[Ref] = []
     for ref, record in zip(refs, core.bodies.read([*map(message_id_of, refs)]), strict=True):
         _, _, delivery_count, overlay = ref
