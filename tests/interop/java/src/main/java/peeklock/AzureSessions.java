@@ -80,17 +80,7 @@ final class AzureSessions {
     }
 
     private static void noneIsAvailable(Scene scene, String what) {
-        fails(() -> {
-            for (int tries = 0; tries < 2; tries++) {
-                try {
-                    acceptNext(hasty(scene, Duration.ofSeconds(3)));
-                    return;
-                } catch (IllegalStateException late) {
-                    // On a busy machine the SDK's own limit may end before the answer has come. Ask again.
-                }
-            }
-            acceptNext(hasty(scene, Duration.ofSeconds(3)));
-        }, TIMED_OUT, what);
+        fails(() -> acceptNext(hasty(scene, Duration.ofSeconds(3))), TIMED_OUT, what);
     }
 
     private static ServiceBusMessage message(String sessionId, String body) {
