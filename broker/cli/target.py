@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from inspect import Parameter, Signature, signature
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from broker.administration.address import Address, parse_http_address, usual_address
 from broker.cli.ending import WRONG_USE, fail
+from broker.cli.signatures import option, standing_for
 
 if TYPE_CHECKING:
     import ssl
@@ -85,14 +85,7 @@ def _with_options(command: Callable[..., None], options: dict[str, Any]) -> Call
         given = {name: arguments.pop(name) for name in options}
         command(broker=BrokerOptions(**given), **arguments)
 
-    own = [each for each in signature(command).parameters.values() if each.name != "broker"]
-    added = [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=option) for name, option in options.items()
-    ]
-    # Typer makes options of a function's signature, and the command's name and help of its name and docstring.
-    run.__signature__ = Signature([*own, *added])  # type: ignore[attr-defined]
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    return run
+    return standing_for(command, run, "broker", [option(name, of) for name, of in options.items()])
 
 
 def parsed(

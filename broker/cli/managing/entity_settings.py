@@ -5,13 +5,14 @@ This is loaded with every command; the language of XML is not (`broker.atom`), w
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from inspect import Parameter, Signature, signature
+from inspect import Parameter
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
 from broker.atom.values import read_boolean, read_number
 from broker.cli.quantities import duration_text, size_in
+from broker.cli.signatures import option, standing_for
 
 _ALL: Final = ("queue", "topic", "subscription")
 _SENT: Final = ("queue", "topic")
@@ -124,23 +125,19 @@ def with_settings(kind: str, *, is_create: bool) -> Callable[[Callable[..., None
                     values[each.element] = _text(each, given)
             command(values=values, **arguments)
 
-        own = [each for each in signature(command).parameters.values() if each.name != "values"]
         options = [_parameter(each.field, str if each.read else bool, _option(each)) for each in offered]
         others = typer.Option(
             "--set",
             metavar="NAME=VALUE",
             help="Set any element of the API by its name, such as EnableBatchedOperations=false; may be repeated.",
         )
-        # Typer makes options of a function's signature. Written out, these would be fifty parameters.
-        run.__signature__ = Signature([*own, *options, _parameter("others", list[str], others)])  # type: ignore[attr-defined]
-        run.__doc__ = command.__doc__
-        return run
+        return standing_for(command, run, "values", [*options, _parameter("others", list[str], others)])
 
     return decorate
 
 
-def _parameter(name: str, kind: type, option: Any) -> Parameter:
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option])
+def _parameter(name: str, kind: type, described: Any) -> Parameter:
+    return option(name, Annotated[kind | None, described])
 
 
 def _option(setting: Setting) -> Any:

@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from inspect import Parameter, Signature, signature
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from broker.cli.ending import WRONG_USE, fail
 from broker.cli.pairs import PAIR_HELP, pairs
+from broker.cli.signatures import option, standing_for
 from broker.namespace import names
 
 if TYPE_CHECKING:
@@ -143,12 +143,7 @@ def with_first_rule(kind: str) -> Callable[[Callable[..., None]], Callable[..., 
             )
 
         offered = _OF_FIRST_RULE if kind == "subscription" else {}
-        own = [each for each in signature(command).parameters.values() if each.name != "rule"]
-        options = [
-            Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=option) for name, option in offered.items()
-        ]
-        run.__signature__ = Signature([*own, *options])  # type: ignore[attr-defined]  # as in `with_settings`
-        return run
+        return standing_for(command, run, "rule", [option(name, of) for name, of in offered.items()])
 
     return decorate
 
