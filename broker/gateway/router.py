@@ -402,6 +402,7 @@ class WorkerConnection:
         return self._knows_runs and (self._knows_times_to_live or not runs.has_times_to_live(run))
 
     def takes_run_in_transaction(self, run: RunBytes) -> bool:
+        """Tell whether the worker takes this run as an operation of a transaction."""
         return self._knows_runs_in_transactions and self.takes_run(run)
 
     def post_run(self, partition: int, channel: int, queue: int, count: int, run: bytes) -> bool:

@@ -90,7 +90,8 @@ def activate(core: Core, queue: Queue, now_ms: int) -> None:
         activated.append((number, message_id, delivery_count, overlay))
     if orphaned:
         store.delete_many(Table.DUE, orphaned)
-    leave(core, queue, left)
+    if left:
+        leave(core, queue, left)
     queue.tally.activated += len(entries) + len(returning)
     if entries:
         core.journal.moved(Op.ACTIVATED, queue.id, activated, queue.id, queue.next_number)
